@@ -1,4 +1,4 @@
-"""The service in this process on a fresh database: SQLite, and PostgreSQL in the second tier. One a module."""
+"""Run the service in this process on one fresh database per module: SQLite, and PostgreSQL in the second tier."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def database_url(request: pytest.FixtureRequest, migrated_database: MakeDatabase
 
 @pytest.fixture(scope="module")
 def client(database_url: str) -> Iterator[TestClient]:
-    """The HTTP application; server errors are answers, as a caller sees them."""
+    """HTTP client of the application; a server error is a response, as for a real caller."""
     with TestClient(create_app(), raise_server_exceptions=False) as client:
         yield client
 
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Changes settings for one test: ``settings(max_rows=10)``."""
+    """Change settings for one test: ``settings(max_rows=10)``."""
 
     def change(**values: object) -> None:
         for name, value in values.items():

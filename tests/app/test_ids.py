@@ -1,3 +1,5 @@
+"""Ids: format, order and uniqueness."""
+
 from __future__ import annotations
 
 import re
@@ -11,7 +13,7 @@ def test_an_id_is_a_prefix_and_26_characters_without_lookalikes() -> None:
     assert re.fullmatch(r"post_[0-9A-HJKMNP-TV-Z]{26}", new_id("post"))
 
 
-def test_ids_sort_by_the_millisecond_they_were_made_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_sort_by_the_millisecond_of_creation(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     # Across the carries of the base-32 digits, and from today to the year 5138.
     for milliseconds in (1, 31, 32, 33, 1023, 1024, 1_700_000_000_000, 1_700_000_000_001, 100_000_000_000_000):
@@ -20,7 +22,7 @@ def test_ids_sort_by_the_millisecond_they_were_made_in(monkeypatch: pytest.Monke
     assert made == sorted(made)
 
 
-def test_ids_made_in_the_same_millisecond_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_created_in_the_same_millisecond_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)
     assert len({new_id("job") for _ in range(1000)}) == 1000
 

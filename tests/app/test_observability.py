@@ -1,4 +1,4 @@
-"""What an operator sees: a line for every request with its id, metrics by route, and never a secret."""
+"""Logs and metrics: one log line per request with its id, metrics by route, no secrets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KEY = "bco_01M7HHJHXCKX15YKTS59YF7F5C_hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iF
 
 
 class Lines(logging.Handler):
-    """Keeps what would be written."""
+    """Collect log lines as parsed JSON."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,17 +67,17 @@ def lines() -> Iterator[list[Json]]:
     root.setLevel(before)
 
 
-def requests_of(lines: list[Json]) -> list[Json]:
+def request_lines(lines: list[Json]) -> list[Json]:
     return [line for line in lines if line["logger"] == "app.requests"]
 
 
 # request ids and headers
 
 
-def test_a_request_keeps_the_id_it_came_with(client: TestClient, lines: list[Json]) -> None:
+def test_a_request_keeps_the_id_of_its_header(client: TestClient, lines: list[Json]) -> None:
     answer = client.get("/v1/problems", headers={"X-Request-ID": "planner-7:42"})
     assert answer.headers["x-request-id"] == "planner-7:42"
-    (line,) = requests_of(lines)
+    (line,) = request_lines(lines)
     assert line["request_id"] == "planner-7:42"
     assert (line["message"], line["status"], line["level"]) == ("GET /v1/problems", 200, "INFO")
     assert line["ms"] > 0
@@ -92,21 +92,21 @@ def test_a_request_without_a_usable_id_gets_one(client: TestClient, given: str |
     assert all(len(one) == 32 for one in ids)
 
 
-def test_lines_written_while_a_request_is_served_carry_its_id(
+def test_log_lines_written_during_a_request_carry_its_id(
     client: TestClient, lines: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = check.check_problem
 
-    def says_so(spec: Json) -> Any:
+    def check_and_log(spec: Json) -> Any:
         logging.getLogger("app.test").warning("building")
         return build(spec)
 
-    monkeypatch.setattr(check, "check_problem", says_so)
+    monkeypatch.setattr(check, "check_problem", check_and_log)
     client.post("/v1/problems", json=example_problem(), headers={"X-Request-ID": "seven"})
     assert [line["request_id"] for line in lines if line["message"] == "building"] == ["seven"]
 
 
-def addresses(client: TestClient) -> Iterator[httpx.Response]:
+def responses_by_path(client: TestClient) -> Iterator[httpx.Response]:
     yield client.get("/docs")
     yield client.get("/docs/assets/swagger-ui.css")
     yield client.get("/openapi.json")
@@ -122,7 +122,7 @@ def addresses(client: TestClient) -> Iterator[httpx.Response]:
 
 def test_every_answer_has_safe_headers_and_an_id(client: TestClient) -> None:
     statuses = []
-    for answer in addresses(client):
+    for answer in responses_by_path(client):
         statuses.append(answer.status_code)
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["x-frame-options"] == "DENY"
@@ -142,13 +142,13 @@ def test_pages_run_only_scripts_of_this_service(client: TestClient) -> None:
     assert "<script>" not in client.get("/docs").text
 
 
-def test_what_nobody_foresaw_is_logged_with_its_traceback_and_answered_without(
+def test_an_unexpected_error_logs_a_traceback_that_the_answer_omits(
     client: TestClient, lines: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def raise_error(*_: object) -> None:
         raise RuntimeError("the left hand did not know")
 
-    monkeypatch.setattr(problems, "read", fails)
+    monkeypatch.setattr(problems, "read", raise_error)
     answer = client.get("/v1/problems/prob_x", headers={"X-Request-ID": "unlucky"})
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"
@@ -159,12 +159,12 @@ def test_what_nobody_foresaw_is_logged_with_its_traceback_and_answered_without(
     (line,) = [line for line in lines if line["level"] == "ERROR"]
     assert "the left hand did not know" in line["traceback"]
     assert line["request_id"] == "unlucky"
-    assert requests_of(lines)[-1]["status"] == 500
+    assert request_lines(lines)[-1]["status"] == 500
 
 
-def test_an_address_cannot_write_lines_of_its_own_into_the_log(client: TestClient, lines: list[Json]) -> None:
+def test_a_path_cannot_inject_log_lines(client: TestClient, lines: list[Json]) -> None:
     client.get("/v1/problems/x%0A2026-11-16 INFO app: all is well%1b[2J")
-    (line,) = requests_of(lines)
+    (line,) = request_lines(lines)
     assert line["message"] == "GET /v1/problems/x%0A2026-11-16%20INFO%20app%3A%20all%20is%20well%1B%5B2J"
 
 
@@ -181,14 +181,14 @@ def test_an_address_cannot_write_lines_of_its_own_into_the_log(client: TestClien
         "host=db password=hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU dbname=bco",
     ],
 )
-def test_secrets_are_blotted_out(text: str) -> None:
+def test_secrets_are_redacted(text: str) -> None:
     record = logging.LogRecord("app", logging.INFO, "", 0, text, None, None)
     for written in (redact(text), JsonLines().format(record), PlainLines().format(record)):
         assert "hVL0deIqT3C7" not in written
         assert "***" in written
 
 
-def test_what_is_no_secret_stays(client: TestClient) -> None:
+def test_other_text_is_not_redacted(client: TestClient) -> None:
     text = "job job_01M7HHJHXCKX15YKTS59YF7F5C of key_01M7HHJHXCKX15YKTS59YF7F5C at http://127.0.0.1:8000/docs"
     assert redact(text) == text
 
@@ -200,7 +200,7 @@ def test_neither_keys_nor_passwords_nor_data_reach_the_log(lines: list[Json]) ->
             client.get("/readyz")
             client.post("/v1/problems", json=example_problem(), headers={"Authorization": f"Bearer {KEY}"})
             client.post("/v1/problems?token=sesame-4711", json=example_problem())
-    # The test's own client writes what it asks for; the service must not.
+    # Only the test's own client may log its requests.
     written = json.dumps([line for line in lines if not line["logger"].startswith("httpx")])
     assert "not ready" in written
     assert "sesame-4711" not in written
@@ -220,10 +220,10 @@ def test_a_failing_statement_is_logged_without_its_values(client: TestClient, li
     assert "sesame-4711" not in json.dumps(lines)
 
 
-# forms of the log
+# log formats
 
 
-def test_on_a_terminal_lines_are_plain_and_elsewhere_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_lines_are_plain_on_a_terminal_and_json_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     try:
@@ -241,7 +241,7 @@ def test_on_a_terminal_lines_are_plain_and_elsewhere_json(monkeypatch: pytest.Mo
         root.handlers, root.level = before, level
 
 
-def test_a_plain_line_names_its_job() -> None:
+def test_a_plain_log_line_names_its_job() -> None:
     token = logs.job_id.set("job_7")
     record = logging.LogRecord("app", logging.INFO, "", 0, "learning", None, None)
     assert PlainLines().format(record).endswith("learning  [job_id=job_7]")
@@ -251,7 +251,7 @@ def test_a_plain_line_names_its_job() -> None:
 # metrics
 
 
-def scraped(client: TestClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def read_metrics(client: TestClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     text = client.get("/metrics").text
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -261,29 +261,33 @@ def scraped(client: TestClient) -> dict[tuple[str, frozenset[tuple[str, str]]], 
 
 
 @pytest.fixture
-def rise(client: TestClient) -> Callable[..., float]:
-    """How much a metric has risen since the test began."""
-    before = scraped(client)
+def metric_increase(client: TestClient) -> Callable[..., float]:
+    """Return the increase of a metric since the test began."""
+    before = read_metrics(client)
 
     def of(name: str, **labels: str) -> float:
         key = (name, frozenset(labels.items()))
-        return scraped(client).get(key, 0.0) - before.get(key, 0.0)
+        return read_metrics(client).get(key, 0.0) - before.get(key, 0.0)
 
     return of
 
 
-def test_requests_are_counted_by_route_not_by_address(client: TestClient, rise: Callable[..., float]) -> None:
+def test_requests_are_counted_by_route_not_by_address(
+    client: TestClient, metric_increase: Callable[..., float]
+) -> None:
     made = create_problem(client)
     for identifier in (made["id"], "nowhere", "elsewhere"):
         client.get(f"/v1/problems/{identifier}")
     route = {"method": "GET", "route": "/v1/problems/{problem_id}"}
-    assert rise("bco_requests_total", **route, status="200") == 1
-    assert rise("bco_requests_total", **route, status="404") == 2
-    assert rise("bco_request_seconds_count", **route) == 3
-    assert rise("bco_requests_total", method="POST", route="/v1/problems", status="201") == 1
+    assert metric_increase("bco_requests_total", **route, status="200") == 1
+    assert metric_increase("bco_requests_total", **route, status="404") == 2
+    assert metric_increase("bco_request_seconds_count", **route) == 3
+    assert metric_increase("bco_requests_total", method="POST", route="/v1/problems", status="201") == 1
 
 
-def test_what_callers_invent_makes_no_new_series(client: TestClient, rise: Callable[..., float]) -> None:
+def test_unknown_paths_and_methods_create_no_metric_series(
+    client: TestClient, metric_increase: Callable[..., float]
+) -> None:
     for index in range(5):
         client.get(f"/nowhere/{index}")
         client.request(f"VERB{index}", "/v1/problems")
@@ -292,24 +296,24 @@ def test_what_callers_invent_makes_no_new_series(client: TestClient, rise: Calla
     assert "VERB3" not in text
 
 
-def test_the_queue_is_measured(client: TestClient, rise: Callable[..., float]) -> None:
+def test_the_queue_is_measured(client: TestClient, metric_increase: Callable[..., float]) -> None:
     create_job(client)
-    assert rise("bco_queue_depth") == 1
-    assert rise("bco_jobs", state="queued") == 1
-    assert scraped(client)[("bco_queue_oldest_seconds", frozenset())] > 0
-    assert ("bco_workers", frozenset()) in scraped(client)
+    assert metric_increase("bco_queue_depth") == 1
+    assert metric_increase("bco_jobs", state="queued") == 1
+    assert read_metrics(client)[("bco_queue_oldest_seconds", frozenset())] > 0
+    assert ("bco_workers", frozenset()) in read_metrics(client)
 
 
-def test_jobs_caches_and_decisions_are_measured(client: TestClient, rise: Callable[..., float]) -> None:
+def test_jobs_caches_and_decisions_are_measured(client: TestClient, metric_increase: Callable[..., float]) -> None:
     posterior = learned(client)
     for _ in range(3):
         prescribe(client, posterior["id"], scenarios=20)
-    assert rise("bco_jobs", state="succeeded") == 1
-    assert rise("bco_job_seconds_bucket", state="succeeded", le="+Inf") == 1
-    assert rise("bco_posterior_cache_total", result="miss") == 1
-    assert rise("bco_posterior_cache_total", result="hit") == 2
-    assert rise("bco_prescriptions_total", status="optimal", solver="formula") == 3
-    assert rise("bco_solver_fallbacks_total") == 0
+    assert metric_increase("bco_jobs", state="succeeded") == 1
+    assert metric_increase("bco_job_seconds_bucket", state="succeeded", le="+Inf") == 1
+    assert metric_increase("bco_posterior_cache_total", result="miss") == 1
+    assert metric_increase("bco_posterior_cache_total", result="hit") == 2
+    assert metric_increase("bco_prescriptions_total", status="optimal", solver="formula") == 3
+    assert metric_increase("bco_solver_fallbacks_total") == 0
 
 
 TRUCKS: Json = {
@@ -330,24 +334,26 @@ def trucks_posterior(client: TestClient, integer: bool) -> Json:
 
 
 @pytest.mark.parametrize(("integer", "solver", "fallbacks"), [(True, HIGHS, 2), (False, CUTS, 0)])
-def test_decisions_that_highs_has_to_make_are_counted(
-    client: TestClient, rise: Callable[..., float], integer: bool, solver: str, fallbacks: int
+def test_decisions_by_the_fallback_solver_are_counted(
+    client: TestClient, metric_increase: Callable[..., float], integer: bool, solver: str, fallbacks: int
 ) -> None:
     posterior = trucks_posterior(client, integer)
     found = prescribe(client, posterior["id"], contexts=CONTEXTS[:2], scenarios=20, policy="bcp")["prescriptions"]
     assert [one["solver"] for one in found] == [solver] * 2
-    assert rise("bco_prescriptions_total", status="optimal", solver=solver) == 2
-    assert rise("bco_solver_fallbacks_total") == fallbacks
+    assert metric_increase("bco_prescriptions_total", status="optimal", solver=solver) == 2
+    assert metric_increase("bco_solver_fallbacks_total") == fallbacks
 
 
-def test_decisions_cut_off_by_the_time_limit_are_counted(client: TestClient, rise: Callable[..., float]) -> None:
+def test_decisions_cut_off_by_the_time_limit_are_counted(
+    client: TestClient, metric_increase: Callable[..., float]
+) -> None:
     posterior = trucks_posterior(client, integer=False)
     prescribe(client, posterior["id"], scenarios=20, policy="bcp", time_limit_seconds=1e-9)
-    assert rise("bco_prescriptions_total", status="time_limit", solver=CUTS) == 1
-    assert rise("bco_solver_fallbacks_total") == 1
+    assert metric_increase("bco_prescriptions_total", status="time_limit", solver=CUTS) == 1
+    assert metric_increase("bco_solver_fallbacks_total") == 1
 
 
-def test_metrics_can_be_read_while_the_database_is_away() -> None:
+def test_metrics_are_served_while_the_database_is_down() -> None:
     with service_on("postgresql://nobody@/nowhere?host=/nonexistent"):
         from app import metrics
 
@@ -356,11 +362,11 @@ def test_metrics_can_be_read_while_the_database_is_away() -> None:
     assert "bco_queue_depth" not in text
 
 
-# the real processes
+# real processes
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_path: Path) -> None:
+def test_the_running_service_logs_json_with_request_and_job_ids(tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
     environment = os.environ | {
         "BCO_DATABASE_URL": f"sqlite:///{tmp_path / 'bco.db'}",
@@ -370,10 +376,10 @@ def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_
     with log.open("w") as stderr:
         service = subprocess.Popen((sys.executable, "-m", "app.commands.cli", "serve"), env=environment, stderr=stderr)
         try:
-            job, batch = small_journey(f"http://127.0.0.1:{port}")
-            # The worker writes its last line on a job just after the job has ended.
+            job, batch = run_job_and_batch(f"http://127.0.0.1:{port}")
+            # The worker writes the last log line just after the job has ended.
             for ended in (job, batch):
-                wait_until("the worker says so", lambda ended=ended: f"{ended['id']} succeeded" in log.read_text())
+                wait_until("the worker logs it", lambda ended=ended: f"{ended['id']} succeeded" in log.read_text())
         finally:
             service.terminate()
             service.wait(60)
@@ -387,8 +393,8 @@ def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_
         assert {line.get("job_id") for line in about} == {ended["id"]}
 
 
-def small_journey(url: str) -> tuple[Json, Json]:
-    """A job that learns and, after it, a batch."""
+def run_job_and_batch(url: str) -> tuple[Json, Json]:
+    """Run a training job, then a batch from its posterior."""
     with httpx.Client(base_url=url, timeout=60) as client:
         wait_until("the service is ready", lambda: is_ready(client))
         problem = answered(client.post("/v1/problems", json=example_problem()), 201)
@@ -406,7 +412,6 @@ def small_journey(url: str) -> tuple[Json, Json]:
     return job, batch
 
 
-def test_a_dataset_is_made_quietly(client: TestClient, lines: list[Json]) -> None:
-    """Nothing of the rows is written anywhere."""
+def test_creating_a_data_set_logs_none_of_its_rows(client: TestClient, lines: list[Json]) -> None:
     create_dataset(client)
     assert "croissants" not in json.dumps(lines)

@@ -1,3 +1,5 @@
+"""Settings: documentation, environment variables, and commands that need no service."""
+
 from __future__ import annotations
 
 import re
@@ -27,7 +29,7 @@ def variable(name: str) -> str:
 
 
 def words(text: str) -> str:
-    """Without line breaks and the frames that rich draws."""
+    """Return `text` without line breaks and rich's frames."""
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
 
 
@@ -53,7 +55,7 @@ def test_the_docs_document_every_setting_with_its_default_and_meaning(repository
     assert f"| `{variable(name)}` | `{field.default}` | {field.description} |" in page
 
 
-def test_neither_documents_a_setting_that_is_not_there(repository: Path, help_text: str) -> None:
+def test_help_and_docs_name_no_unknown_setting(repository: Path, help_text: str) -> None:
     known = {variable(name) for name in FIELDS}
     for text in (help_text, (repository / "docs" / "operations.md").read_text()):
         assert set(re.findall(r"BCO_[A-Z_]+[A-Z]", text)) == known
@@ -98,11 +100,11 @@ def test_every_setting_can_be_changed_by_its_variable(monkeypatch: pytest.Monkey
         ("sqlite:///var/bco.db", "sqlite:///var/bco.db"),
     ],
 )
-def test_a_database_url_is_taken_as_operators_write_it(given: str, driven: str) -> None:
+def test_a_database_url_needs_no_driver_name(given: str, driven: str) -> None:
     assert Settings(database_url=given).sqlalchemy_url == driven
 
 
-def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_without_the_prefix_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "1")
     monkeypatch.setenv("BCO_NOT_A_SETTING", "1")
     assert Settings().port == FIELDS["port"].default
@@ -132,9 +134,9 @@ def test_a_wrong_value_ends_the_command_with_a_message_that_names_the_variable(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code not in (0, None)
-    said = "".join(capfd.readouterr()) + (ended.value.code if isinstance(ended.value.code, str) else "")
-    assert name in said
-    assert "Traceback" not in said
+    output = "".join(capfd.readouterr()) + (ended.value.code if isinstance(ended.value.code, str) else "")
+    assert name in output
+    assert "Traceback" not in output
     assert not (tmp_path / "never.db").exists()
 
 
@@ -150,7 +152,7 @@ def test_the_sample_command_writes_the_demos_history(tmp_path: Path) -> None:
     assert len(lines) == 1101
 
 
-def test_the_migrate_command_makes_the_database_and_may_be_run_again(
+def test_the_migrate_command_creates_the_database_and_can_be_repeated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'new' / 'bco.db'}"
@@ -161,7 +163,7 @@ def test_the_migrate_command_makes_the_database_and_may_be_run_again(
     assert (tmp_path / "new" / "bco.db").exists()
 
 
-def test_serving_on_a_taken_port_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_serving_on_a_used_port_fails_with_a_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import socket
 
     monkeypatch.setenv("BCO_DATABASE_URL", f"sqlite:///{tmp_path / 'bco.db'}")

@@ -1,4 +1,4 @@
-"""Traces go to where OTEL_EXPORTER_OTLP_ENDPOINT says, and nowhere without it."""
+"""Traces are sent to OTEL_EXPORTER_OTLP_ENDPOINT, and nowhere without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.polling import wait_until
 
 
 class Collector(ThreadingHTTPServer):
-    """What an OTLP collector is to its senders: it takes what they post."""
+    """OTLP collector that accepts every post."""
 
     def __init__(self) -> None:
         received = self.received = list[tuple[str, bytes]]()
@@ -32,7 +32,7 @@ class Collector(ThreadingHTTPServer):
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing is written."""
+                """Log nothing."""
 
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -70,7 +70,7 @@ def test_without_an_endpoint_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) ->
     assert tracing.telemetry()["auto_configure"] is False
 
 
-def test_without_the_packages_one_line_says_what_to_install(
+def test_without_the_tracing_packages_a_message_names_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")

@@ -1,4 +1,4 @@
-"""Names for posteriors: used wherever an id is, moved without a lost update, followed by every process."""
+"""Aliases of posteriors: use in place of an id, moves without lost updates, propagation to other processes."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def bearer(workspace: str, *scopes: str) -> dict[str, str]:
 def statements() -> Iterator[list[str]]:
     seen: list[str] = []
 
-    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+    def record(connection: object, cursor: object, statement: str, *_: object) -> None:
         seen.append(statement)
 
-    sa.event.listen(get_engine(), "before_cursor_execute", note)
+    sa.event.listen(get_engine(), "before_cursor_execute", record)
     yield seen
-    sa.event.remove(get_engine(), "before_cursor_execute", note)
+    sa.event.remove(get_engine(), "before_cursor_execute", record)
 
 
-# where it stands for an id
+# use in place of an id
 
 
-def test_an_alias_is_used_wherever_an_id_is_and_the_answer_names_the_real_one(client: TestClient, old: Json) -> None:
+def test_an_alias_works_in_place_of_an_id_and_the_answer_has_the_id(client: TestClient, old: Json) -> None:
     put(client, "bakery", old)
     for address in ("", "/diagnostics"):
         named, by_id = (client.get(f"/v1/posteriors/{one}{address}") for one in ("bakery", old["id"]))
@@ -71,15 +71,13 @@ def test_an_alias_is_used_wherever_an_id_is_and_the_answer_names_the_real_one(cl
     assert particles.content == client.get(f"/v1/posteriors/{old['id']}/particles").content
 
 
-def test_jobs_and_batches_keep_the_posterior_of_the_alias_at_their_creation(
-    client: TestClient, old: Json, new: Json
-) -> None:
+def test_jobs_and_batches_resolve_an_alias_on_creation(client: TestClient, old: Json, new: Json) -> None:
     put(client, "batches", old)
     batch = answered(
         client.post("/v1/posteriors/batches/batch-prescriptions", json={"dataset_id": old["dataset_id"]}), 202
     )
-    asked = {"kind": "prescribe", "posterior_id": "batches", "dataset_id": old["dataset_id"]}
-    job = answered(client.post("/v1/jobs", json=asked), 202)
+    body = {"kind": "prescribe", "posterior_id": "batches", "dataset_id": old["dataset_id"]}
+    job = answered(client.post("/v1/jobs", json=body), 202)
     file = {"file": ("contexts.csv", b"weekday,temperature,rain,promotion,holiday\nSAT,20,0,1,0\n")}
     upload = answered(client.post("/v1/posteriors/batches/batch-prescriptions/upload", files=file), 202)
     put(client, "batches", new)
@@ -95,7 +93,7 @@ def test_an_alias_is_exported_from_its_own_workspace(client: TestClient, old: Js
         portable.export("exported", tmp_path / "b.bco", "elsewhere")
 
 
-def test_an_alias_may_be_given_what_another_one_names(client: TestClient, old: Json) -> None:
+def test_an_alias_can_be_set_from_another_alias(client: TestClient, old: Json) -> None:
     put(client, "staging", old)
     moved = answered(client.put("/v1/aliases/production", json={"posterior_id": "staging"}))
     assert moved["posterior_id"] == old["id"]
@@ -104,7 +102,7 @@ def test_an_alias_may_be_given_what_another_one_names(client: TestClient, old: J
 # moving
 
 
-def test_a_move_is_seen_by_the_next_call_and_keeps_its_history(client: TestClient, old: Json, new: Json) -> None:
+def test_the_next_call_sees_a_move_and_the_history_lists_it(client: TestClient, old: Json, new: Json) -> None:
     made = put(client, "moving", old)
     assert (made["name"], made["posterior_id"], made["digest"]) == ("moving", old["id"], old["digest"])
     assert prescribe(client, "moving")["digest"] == old["digest"]
@@ -120,28 +118,28 @@ def test_a_move_is_seen_by_the_next_call_and_keeps_its_history(client: TestClien
     assert history[0]["at"] >= history[1]["at"]
 
 
-def test_posteriors_say_which_aliases_name_them(client: TestClient, old: Json, new: Json) -> None:
+def test_posteriors_list_their_aliases(client: TestClient, old: Json, new: Json) -> None:
     for name in ("told-b", "told-a"):
         put(client, name, new)
 
-    def told(posterior: Json) -> tuple[list[str], list[str]]:
+    def listed_aliases(posterior: Json) -> tuple[list[str], list[str]]:
         items = answered(client.get("/v1/posteriors"))["items"]
         (listed,) = (item for item in items if item["id"] == posterior["id"])
         read = answered(client.get(f"/v1/posteriors/{posterior['id']}"))
         return tuple([name for name in one["aliases"] if name.startswith("told")] for one in (listed, read))  # type: ignore[return-value]
 
-    assert told(new) == (["told-a", "told-b"], ["told-a", "told-b"])
+    assert listed_aliases(new) == (["told-a", "told-b"], ["told-a", "told-b"])
     put(client, "told-b", old)
-    assert told(new) == (["told-a"], ["told-a"])
-    assert told(old) == (["told-b"], ["told-b"])
+    assert listed_aliases(new) == (["told-a"], ["told-a"])
+    assert listed_aliases(old) == (["told-b"], ["told-b"])
 
 
-def test_naming_the_same_posterior_again_is_no_move(client: TestClient, old: Json) -> None:
+def test_setting_an_alias_to_the_same_posterior_is_no_move(client: TestClient, old: Json) -> None:
     assert put(client, "still", old) == put(client, "still", old)
     assert len(answered(client.get("/v1/aliases/still/moves"))["items"]) == 1
 
 
-def test_another_process_follows_within_about_a_second(client: TestClient, old: Json, new: Json) -> None:
+def test_another_process_sees_a_move_within_about_a_second(client: TestClient, old: Json, new: Json) -> None:
     put(client, "followed", old)
     with TestClient(create_app()) as other:
         assert prescribe(other, "followed")["digest"] == old["digest"]
@@ -149,7 +147,7 @@ def test_another_process_follows_within_about_a_second(client: TestClient, old: 
         wait_until("the other process follows", lambda: prescribe(other, "followed")["digest"] == new["digest"], 3.0)
 
 
-def test_a_warm_call_by_alias_reads_no_database(
+def test_a_warm_call_by_alias_does_not_read_the_database(
     client: TestClient, old: Json, statements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.prescriptions.cache.FRESH_SECONDS", 600.0)
@@ -161,8 +159,8 @@ def test_a_warm_call_by_alias_reads_no_database(
     assert [one for one in statements if "keys" not in one] == []
 
 
-def test_a_posterior_deleted_after_the_move_is_not_asked_for_any_more(client: TestClient, old: Json) -> None:
-    """Another process may remember for a second what is already gone; it looks again instead of answering 404."""
+def test_a_posterior_deleted_after_a_move_causes_no_404_in_other_processes(client: TestClient, old: Json) -> None:
+    """Another process may cache the old alias for a second; it looks it up again instead of returning 404."""
     doomed = learned(client, seed=5)
     put(client, "replaced", doomed)
     with TestClient(create_app()) as other:
@@ -174,7 +172,7 @@ def test_a_posterior_deleted_after_the_move_is_not_asked_for_any_more(client: Te
         assert prescribe(other, "replaced")["digest"] == old["digest"]
 
 
-def test_a_guard_keeps_an_update_from_being_lost(client: TestClient, old: Json, new: Json) -> None:
+def test_if_posterior_id_prevents_lost_updates(client: TestClient, old: Json, new: Json) -> None:
     put(client, "guarded", old, if_posterior_id=None)
     refused = client.put("/v1/aliases/guarded", json={"posterior_id": new["id"], "if_posterior_id": None})
     assert refused.status_code == 409
@@ -187,11 +185,11 @@ def test_a_guard_keeps_an_update_from_being_lost(client: TestClient, old: Json, 
     assert client.get("/v1/aliases/absent").status_code == 404
 
 
-def test_of_many_guarded_moves_at_once_one_wins(client: TestClient, old: Json, new: Json) -> None:
+def test_of_several_concurrent_guarded_moves_one_wins(client: TestClient, old: Json, new: Json) -> None:
     put(client, "contested", old)
     won, start = list[int](), threading.Barrier(4)
 
-    def try_it(number: int) -> None:
+    def try_to_move(number: int) -> None:
         start.wait()
         try:
             service.put("default", "contested", AliasTarget(posterior_id=new["id"], if_posterior_id=old["id"]), None)
@@ -199,7 +197,7 @@ def test_of_many_guarded_moves_at_once_one_wins(client: TestClient, old: Json, n
             return
         won.append(number)
 
-    threads = [threading.Thread(target=try_it, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=try_to_move, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -208,11 +206,11 @@ def test_of_many_guarded_moves_at_once_one_wins(client: TestClient, old: Json, n
     assert len(answered(client.get("/v1/aliases/contested/moves"))["items"]) == 2
 
 
-def test_unguarded_moves_at_once_all_happen_one_after_the_other(client: TestClient, old: Json, new: Json) -> None:
+def test_concurrent_unguarded_moves_are_serialised(client: TestClient, old: Json, new: Json) -> None:
     put(client, "busy", old)
     start, errors = threading.Barrier(4), list[Exception]()
 
-    def back_and_forth(first: Json, second: Json) -> None:
+    def move_back_and_forth(first: Json, second: Json) -> None:
         start.wait()
         for posterior in (first, second) * 3:
             try:
@@ -221,7 +219,7 @@ def test_unguarded_moves_at_once_all_happen_one_after_the_other(client: TestClie
                 errors.append(error)
 
     pairs = [(old, new), (new, old), (old, new), (new, old)]
-    threads = [threading.Thread(target=back_and_forth, args=pair) for pair in pairs]
+    threads = [threading.Thread(target=move_back_and_forth, args=pair) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -233,7 +231,7 @@ def test_unguarded_moves_at_once_all_happen_one_after_the_other(client: TestClie
     assert (now["posterior_id"], now["revision"]) == (history[0]["to_posterior_id"], history[0]["revision"])
 
 
-# what it keeps
+# deletion
 
 
 def test_a_posterior_with_an_alias_cannot_be_deleted(client: TestClient, old: Json) -> None:
@@ -247,10 +245,10 @@ def test_a_posterior_with_an_alias_cannot_be_deleted(client: TestClient, old: Js
     assert client.delete(f"/v1/posteriors/{kept['id']}").status_code == 204
 
 
-def test_the_database_itself_refuses_to_delete_what_an_alias_names(
+def test_the_database_refuses_to_delete_a_posterior_with_an_alias(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An alias may come to name it between the look and the deletion."""
+    """An alias may be created between the check and the deletion."""
     kept = learned(client, seed=7)
     put(client, "late", kept)
     monkeypatch.setattr(service, "naming", lambda session, posterior_id: [])
@@ -283,7 +281,7 @@ def test_aliases_and_moves_are_listed_newest_first_a_page_at_a_time(client: Test
     assert client.get("/v1/aliases/never/moves").status_code == 404
 
 
-# what is refused
+# refusals
 
 
 @pytest.mark.parametrize(
@@ -302,8 +300,8 @@ def test_aliases_and_moves_are_listed_newest_first_a_page_at_a_time(client: Test
         "a%0A",
     ],
 )
-def test_a_name_is_safe_in_an_address_and_never_looks_like_an_id(client: TestClient, old: Json, name: str) -> None:
-    # A client resolves dots by itself, so they are spelled out.
+def test_an_alias_name_is_safe_in_a_path_and_unlike_an_id(client: TestClient, old: Json, name: str) -> None:
+    # Clients normalise dots in paths, so they are escaped.
     address = f"/v1/aliases/{name.replace('.', '%2E')}"
     refused = client.put(address, json={"posterior_id": old["id"]})
     assert refused.status_code in (404, 422), refused.text
@@ -315,12 +313,12 @@ def test_a_name_is_safe_in_an_address_and_never_looks_like_an_id(client: TestCli
 
 
 @pytest.mark.parametrize("name", ["bakery.north-1_A", "7", "a" * 64, "x_01M7MPTHJ1DCFSMQB79MNFQ5X"])
-def test_other_names_can_be_used_on_the_way_to_a_decision(client: TestClient, old: Json, name: str) -> None:
+def test_valid_alias_names_work_when_prescribing(client: TestClient, old: Json, name: str) -> None:
     put(client, name, old)
     assert prescribe(client, name)["posterior_id"] == old["id"]
 
 
-def test_a_posterior_that_is_not_there_is_refused_with_its_place(client: TestClient, old: Json) -> None:
+def test_a_missing_posterior_is_refused_with_a_pointer(client: TestClient, old: Json) -> None:
     for target in ("post_01M7MPTHJ1DCFSMQB79MNFQ5XR", "nothing", "\x00", old["job_id"]):
         refused = client.put("/v1/aliases/lost", json={"posterior_id": target})
         assert refused.status_code == 422, refused.text
@@ -331,7 +329,7 @@ def test_a_posterior_that_is_not_there_is_refused_with_its_place(client: TestCli
     assert client.put("/v1/aliases/lost", json={"posterior_id": unfinished["posterior_id"]}).status_code == 200
 
 
-def test_both_roads_know_an_alias(client: TestClient, old: Json) -> None:
+def test_fast_path_and_router_resolve_an_alias(client: TestClient, old: Json) -> None:
     put(client, "paths", old)
     prescribe(client, "paths")
     for name, status in (("paths", 200), ("no-such", 404), ("a" * 80, 404), ("..-", 404)):
@@ -343,7 +341,7 @@ def test_both_roads_know_an_alias(client: TestClient, old: Json) -> None:
         assert without_id(short.content) == without_id(long.content)
 
 
-# whose it is
+# workspaces
 
 
 def test_an_alias_belongs_to_its_workspace(client: TestClient, old: Json, settings: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""A job moves an alias to what it has learned, if that has earned it."""
+"""Promotion: a job moves an alias to its new posterior if it is not worse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def challenger(client: TestClient, incumbent: Json) -> Json:
     return learned(client, problem_id=incumbent["problem_id"], dataset_id=incumbent["dataset_id"], seed=2)
 
 
-def named(client: TestClient, alias: str) -> str:
+def posterior_of_alias(client: TestClient, alias: str) -> str:
     found: str = answered(client.get(f"/v1/aliases/{alias}"))["posterior_id"]
     return found
 
@@ -34,7 +34,7 @@ def log_of(client: TestClient, job: Json) -> list[str]:
     return [line["text"] for line in answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]]
 
 
-def considered(
+def consider_promotion(
     client: TestClient, alias: str, challenger: Json, comparison: PromotionComparison | None, when: str = "if_not_worse"
 ) -> tuple[bool, str]:
     promotion = Promotion.model_validate({"alias": alias, "when": when})
@@ -43,7 +43,7 @@ def considered(
         return consider(session, "default", promotion, row, comparison, challenger["job_id"])
 
 
-def of(incumbent: Json, mean: float, rows: int = 50) -> PromotionComparison:
+def compared_with(incumbent: Json, mean: float, rows: int = 50) -> PromotionComparison:
     return PromotionComparison(incumbent["id"], rows, Estimate(mean, 0.5))
 
 
@@ -59,51 +59,51 @@ def of(incumbent: Json, mean: float, rows: int = 50) -> PromotionComparison:
         ("never", -5.0, 50, False),
     ],
 )
-def test_the_alias_moves_only_to_a_posterior_that_earned_it(
+def test_an_alias_moves_only_if_the_promotion_rule_allows_it(
     client: TestClient, incumbent: Json, challenger: Json, when: str, mean: float, rows: int, moves: bool
 ) -> None:
     answered(client.put("/v1/aliases/earned", json={"posterior_id": incumbent["id"]}))
-    moved, sentence = considered(client, "earned", challenger, of(incumbent, mean, rows), when)
+    moved, sentence = consider_promotion(client, "earned", challenger, compared_with(incumbent, mean, rows), when)
     assert moved is moves
-    assert named(client, "earned") == (challenger if moves else incumbent)["id"]
+    assert posterior_of_alias(client, "earned") == (challenger if moves else incumbent)["id"]
     assert (challenger["id"] if moves else f"still names {incumbent['id']}") in sentence
     if moves:
         move = answered(client.get("/v1/aliases/earned/moves"))["items"][0]
         assert (move["reason"], move["by"]) == (sentence, challenger["job_id"])
 
 
-def test_a_comparison_with_another_than_it_names_now_does_not_count(
+def test_a_comparison_with_a_former_posterior_does_not_count(
     client: TestClient, incumbent: Json, challenger: Json
 ) -> None:
-    """Somebody moved the alias while the job was learning."""
+    """The alias was moved while the job was learning."""
     other = learned(client, problem_id=incumbent["problem_id"], dataset_id=incumbent["dataset_id"], seed=3)
     answered(client.put("/v1/aliases/moved-meanwhile", json={"posterior_id": other["id"]}))
-    moved, sentence = considered(client, "moved-meanwhile", challenger, of(incumbent, -1.0))
+    moved, sentence = consider_promotion(client, "moved-meanwhile", challenger, compared_with(incumbent, -1.0))
     assert (moved, "were not compared" in sentence) == (False, True)
 
 
 def test_posteriors_of_different_problems_are_not_compared(client: TestClient, incumbent: Json) -> None:
     foreign = learned(client, problem_id=create_problem(client)["id"], dataset_id=incumbent["dataset_id"])
     answered(client.put("/v1/aliases/foreign", json={"posterior_id": incumbent["id"]}))
-    moved, sentence = considered(client, "foreign", foreign, of(incumbent, -1.0))
+    moved, sentence = consider_promotion(client, "foreign", foreign, compared_with(incumbent, -1.0))
     assert (moved, "different problems" in sentence) == (False, True)
 
 
-def test_jobs_make_keep_and_move_an_alias_and_say_so(client: TestClient, incumbent: Json) -> None:
+def test_jobs_create_keep_or_move_an_alias_and_log_it(client: TestClient, incumbent: Json) -> None:
     ids = {name: incumbent[name] for name in ("problem_id", "dataset_id")}
     promote = {"alias": "nightly", "when": "if_not_worse"}
     first = learn(client, create_job(client, **ids, promote=promote)["id"])
     assert (first["state"], first["spec"]["promote"]) == ("succeeded", promote)
-    assert named(client, "nightly") == first["posterior_id"]
+    assert posterior_of_alias(client, "nightly") == first["posterior_id"]
     assert "there was no such alias" in log_of(client, first)[-1]
     second = learn(client, create_job(client, **ids, promote=promote, seed=5)["id"])
-    assert named(client, "nightly") == first["posterior_id"]
+    assert posterior_of_alias(client, "nightly") == first["posterior_id"]
     assert f"still names {first['posterior_id']}" in log_of(client, second)[-1]
     third = learn(client, create_job(client, **ids, promote=promote | {"when": "always"}, seed=6)["id"])
-    assert named(client, "nightly") == third["posterior_id"]
+    assert posterior_of_alias(client, "nightly") == third["posterior_id"]
 
 
-def test_the_comparison_that_a_job_hands_over_decides(client: TestClient, incumbent: Json) -> None:
+def test_the_comparison_of_the_job_decides(client: TestClient, incumbent: Json) -> None:
     ids = {name: incumbent[name] for name in ("problem_id", "dataset_id")}
     answered(client.put("/v1/aliases/handed", json={"posterior_id": incumbent["id"]}))
     for mean, moves in ((0.2, False), (-0.2, True)):
@@ -115,13 +115,15 @@ def test_the_comparison_that_a_job_hands_over_decides(client: TestClient, incumb
             stored = session.get_one(JobRow, job["id"])
             given = kind.read(stored)
         assert attempt is not None
-        store = kind.store_posterior(given.job, given.problem, given.dataset, *result, comparison=of(incumbent, mean))
+        store = kind.store_posterior(
+            given.job, given.problem, given.dataset, *result, comparison=compared_with(incumbent, mean)
+        )
         jobs.succeed(job["id"], attempt, store)
-        assert named(client, "handed") == (job["posterior_id"] if moves else incumbent["id"])
+        assert posterior_of_alias(client, "handed") == (job["posterior_id"] if moves else incumbent["id"])
         assert "on the newest 50 rows" in log_of(client, job)[-1]
 
 
-def test_a_job_that_is_no_longer_wanted_moves_nothing(client: TestClient, incumbent: Json) -> None:
+def test_a_cancelled_job_moves_no_alias(client: TestClient, incumbent: Json) -> None:
     ids = {name: incumbent[name] for name in ("problem_id", "dataset_id")}
     job = create_job(client, **ids, promote={"alias": "cancelled", "when": "always"})
     attempt = jobs.start(job["id"])
@@ -136,7 +138,7 @@ def test_a_job_that_is_no_longer_wanted_moves_nothing(client: TestClient, incumb
 
 
 @pytest.mark.parametrize("promote", [{"alias": "post_x"}, {"alias": "a b"}, {"alias": "a", "when": "later"}, {}, "a"])
-def test_a_promotion_that_cannot_be_is_refused_when_the_job_is_made(
+def test_an_invalid_promotion_is_refused_on_creation_of_the_job(
     client: TestClient, incumbent: Json, promote: object
 ) -> None:
     body = {"problem_id": incumbent["problem_id"], "dataset_id": incumbent["dataset_id"], "promote": promote}

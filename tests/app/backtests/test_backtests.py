@@ -1,4 +1,4 @@
-"""Backtests end to end: as jobs, of posteriors that are there, and at the command line."""
+"""Backtests end to end: as jobs, of existing posteriors, and at the command line."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tests.support.backtesting import OURS, SPEC, asked, days, finished, prepare
 from tests.support.journey import QUICK, Json, answered, create_dataset, create_problem, learned
 
 
-def lines_of(client: TestClient, job: Json) -> list[dict[str, str]]:
+def result_lines(client: TestClient, job: Json) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(client.get(f"/v1/jobs/{job['id']}/result").text)))
 
 
-def test_a_backtest_tells_what_policies_would_have_cost_and_keeps_every_row(client: TestClient) -> None:
+def test_a_backtest_reports_costs_of_policies_and_every_row(client: TestClient) -> None:
     rows = days()
     job = finished(client, asked(prepared(client, rows)))
-    summary, lines = job["summary"], lines_of(client, job)
+    summary, lines = job["summary"], result_lines(client, job)
     policies = ["quick", "actual_decision", "constant", "season", "regression"]
     assert [one["name"] for one in summary["policies"]] == policies
     assert summary["rows"] * len(policies) == len(lines)
@@ -86,7 +86,7 @@ def test_a_backtest_tells_what_policies_would_have_cost_and_keeps_every_row(clie
 
 
 @pytest.mark.slow
-def test_where_what_is_done_is_as_good_as_can_be_nothing_new_is_worth_it(client: TestClient) -> None:
+def test_perfect_actual_decisions_make_the_model_not_worth_using(client: TestClient) -> None:
     rows = days(80)
     for row in rows:
         row["stocked"] = row["sold"]
@@ -98,7 +98,7 @@ def test_where_what_is_done_is_as_good_as_can_be_nothing_new_is_worth_it(client:
 
 
 @pytest.mark.slow
-def test_rows_without_time_are_judged_in_random_parts_without_a_season(
+def test_rows_without_time_use_random_splits_without_a_season(
     client: TestClient,
 ) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
@@ -110,10 +110,10 @@ def test_rows_without_time_are_judged_in_random_parts_without_a_season(
     assert "actual_decision" not in {one["name"] for one in summary["policies"]}
     assert {"boosted", "neighbours", "kernel", "ieo"} < {one["name"] for one in summary["policies"]}
     assert "independent" in summary["intervals"]
-    assert sorted({int(line["row"]) for line in lines_of(client, job)}) == list(range(60))
+    assert sorted({int(line["row"]) for line in result_lines(client, job)}) == list(range(60))
 
 
-def test_a_running_job_says_about_how_long_it_still_takes(client: TestClient) -> None:
+def test_a_running_job_estimates_its_remaining_time(client: TestClient) -> None:
     body = asked(prepared(client))
     job = answered(client.post("/v1/jobs", json=body), 202)
     assert job["remaining_seconds"] is None
@@ -129,10 +129,10 @@ def test_a_running_job_says_about_how_long_it_still_takes(client: TestClient) ->
     answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
 
 
-# nobody sees the future
+# no look-ahead
 
 
-def planned(rows: list[Json], **changes: Any) -> Backtest:
+def make_backtest(rows: list[Json], **changes: Any) -> Backtest:
     roles: Json = {"time": "day", "series": ["shop"], "lead": 2, "decisions": ["stocked"], "missing": "impute"}
     chosen = ColumnRoles(["sold"], None, [], **(roles | changes))
     found = profile(parse_rows(rows, Settings()), chosen, Settings())
@@ -147,7 +147,7 @@ def planned(rows: list[Json], **changes: Any) -> Backtest:
     return Backtest(SPEC, dataset, found.table, BacktestOptions.model_validate(options))
 
 
-def messy(count: int = 90) -> list[Json]:
+def messy_rows(count: int = 90) -> list[Json]:
     drawn = Random(2)
     rows = days(count)
     for index, row in enumerate(rows):
@@ -161,12 +161,12 @@ def messy(count: int = 90) -> list[Json]:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["outcomes", "contexts", "categories", "series", "gaps", "decisions"])
 def test_no_change_of_later_rows_changes_an_earlier_decision(what: str) -> None:
-    """Also not what categories there are, the medians that fill gaps, the keys that are categories, or the season."""
-    rows = messy()
-    before = planned(rows)
+    """Nor do later categories, medians for gaps, series keys or the season."""
+    rows = messy_rows()
+    before = make_backtest(rows)
     assert len(before.splits) == 3
     assert before.places is not None
-    # The last of them lies within a split.
+    # The last unchanged period lies within a split.
     periods = before.places.periods
     last = int(np.median(periods[before.splits[1].judged.numpy()]))
     changed = [dict(row) for row in rows]
@@ -186,7 +186,7 @@ def test_no_change_of_later_rows_changes_an_earlier_decision(what: str) -> None:
             row["degrees"] = None
         else:
             row["stocked"] = None
-    after = planned(changed)
+    after = make_backtest(changed)
     for step in before.steps:
         if step.split < 2:
             tables = [one.work(step, no_progress) for one in (before, after)]
@@ -196,18 +196,18 @@ def test_no_change_of_later_rows_changes_an_earlier_decision(what: str) -> None:
 
 
 @pytest.mark.parametrize("day", [-1, 0, 3])
-def test_what_becomes_known_within_a_split_is_looked_back_on_but_not_learned_from(day: int) -> None:
-    """An outcome of the last day before the first judged one, which is not known in time, or of a later day reaches
-    features two days after it, as it would, and no earlier decision."""
-    rows = messy()
-    before = planned(rows)
+def test_outcomes_known_during_a_split_feed_lags_but_not_learning(day: int) -> None:
+    """An outcome shortly before or within the judged rows reaches lag features two days later, the lead, and no
+    earlier decision."""
+    rows = messy_rows()
+    before = make_backtest(rows)
     assert before.places is not None
     first = before.places.periods[before.splits[0].judged.numpy()].min() + day
     changed = [dict(row) for row in rows]
     for index, row in enumerate(changed):
         if before.places.periods[index] == first:
             row["sold"] = 500
-    after = planned(changed)
+    after = make_backtest(changed)
     step = before.steps[0]
     tables = [one.work(step, no_progress) for one in (before, after)]
     assert step.policy == "quick"
@@ -217,10 +217,10 @@ def test_what_becomes_known_within_a_split_is_looked_back_on_but_not_learned_fro
     assert (decisions[0][moment == first + 2] != decisions[1][moment == first + 2]).all()
 
 
-def test_rows_of_a_category_that_nobody_had_seen_are_left_out_for_all_and_said() -> None:
-    rows = messy()
+def test_rows_of_an_unseen_category_are_left_out_for_all_policies() -> None:
+    rows = messy_rows()
     rows[-1]["weather"] = "hail"
-    found = planned(rows)
+    found = make_backtest(rows)
     tables = [found.work(step, no_progress) for step in found.steps]
     summary = found.summary(tables)
     judged = sum(len(split.judged) for split in found.splits)
@@ -228,10 +228,10 @@ def test_rows_of_a_category_that_nobody_had_seen_are_left_out_for_all_and_said()
     assert any(note.startswith(f"1 of {judged} rows could not be decided for") for note in summary["notes"])
 
 
-# posteriors that are there
+# existing posteriors
 
 
-def test_two_posteriors_are_compared_on_rows_that_neither_has_learned_from(client: TestClient) -> None:
+def test_two_posteriors_are_compared_on_rows_that_neither_was_trained_on(client: TestClient) -> None:
     rows = days()
     ids = prepared(client, rows[:120])
     first = learned(client, **ids, seed=1)["id"]
@@ -245,7 +245,7 @@ def test_two_posteriors_are_compared_on_rows_that_neither_has_learned_from(clien
     job = finished(client, body)
     summary = job["summary"]
     assert [one["name"] for one in summary["policies"]] == [first, second, "actual_decision"]
-    assert {int(line["row"]) for line in lines_of(client, job)} == set(range(120, 180))
+    assert {int(line["row"]) for line in result_lines(client, job)} == set(range(120, 180))
     assert f"120 rows are left out because {first} has learned from them." in summary["notes"]
     assert summary["against"] == "actual_decision"
 
@@ -256,7 +256,7 @@ def test_two_posteriors_are_compared_on_rows_that_neither_has_learned_from(clien
     assert job["summary"]["against"] == second
 
 
-def test_learning_and_comparing_posteriors_are_two_things(client: TestClient) -> None:
+def test_a_backtest_cannot_mix_learning_and_existing_posteriors(client: TestClient) -> None:
     body = asked({"problem_id": "prob_X", "dataset_id": "data_X"}, posteriors=["post_X"])
     refusal = answered(client.post("/v1/jobs", json=body), 422)
     assert "leave out baselines, ours, splits" in refusal["detail"]
@@ -285,7 +285,7 @@ def test_learning_and_comparing_posteriors_are_two_things(client: TestClient) ->
         ({"features": {"lags": [1]}}, "#/features/lags", "2"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_when_the_job_is_made(
+def test_an_impossible_comparison_is_refused_on_creation(
     client: TestClient, changes: Json, pointer: str, words: str
 ) -> None:
     refusal = answered(client.post("/v1/jobs", json=asked(prepared(client)) | changes), 422)
@@ -294,7 +294,7 @@ def test_what_cannot_be_compared_is_refused_when_the_job_is_made(
     assert words in json.dumps(refusal)
 
 
-def test_too_few_rows_are_refused_with_how_many_there_must_be(client: TestClient) -> None:
+def test_too_few_rows_are_refused_with_the_required_number(client: TestClient) -> None:
     refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(6)))), 422)
     assert "learning needs 10: send more rows (about" in refusal["detail"]
     refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(40), lead=39), splits=2)), 422)
@@ -307,7 +307,7 @@ def test_too_few_rows_are_refused_with_how_many_there_must_be(client: TestClient
     assert refusal["errors"][0]["pointer"] == "#/judged"
 
 
-def test_decisions_are_kept_with_their_gaps_and_are_never_contexts(client: TestClient) -> None:
+def test_decision_columns_keep_their_gaps_and_are_never_contexts(client: TestClient) -> None:
     ids = prepared(client)
     dataset = answered(client.get(f"/v1/datasets/{ids['dataset_id']}"))
     roles = {column["name"]: (column["role"], column["missing"]) for column in dataset["columns"]}
@@ -337,7 +337,7 @@ def test_decisions_are_kept_with_their_gaps_and_are_never_contexts(client: TestC
 # the command
 
 
-def write(tmp_path: Path, rows: list[Json]) -> list[str]:
+def write_files(tmp_path: Path, rows: list[Json]) -> list[str]:
     with (tmp_path / "sales.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -360,17 +360,17 @@ def write(tmp_path: Path, rows: list[Json]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_command_tells_what_the_job_tells(client: TestClient, tmp_path: Path) -> None:
+def test_the_command_reports_the_same_as_the_job(client: TestClient, tmp_path: Path) -> None:
     job = finished(client, asked(prepared(client)))
-    arguments = [*write(tmp_path, days()), "--splits", "3", "--actual-decision", "sold=stocked"]
+    arguments = [*write_files(tmp_path, days()), "--splits", "3", "--actual-decision", "sold=stocked"]
     for rule in ("constant", "season", "regression"):
         arguments += ["--baseline", rule]
     for suffix in ("csv", "parquet"):
         output = tmp_path / f"results.{suffix}"
         found = CliRunner().invoke(command, [*arguments, "--json", "--output", str(output)])
         assert found.exit_code == 0, found.output
-        told = json.loads(found.stdout.splitlines()[-1])
-        assert told == job["summary"]
+        reported = json.loads(found.stdout.splitlines()[-1])
+        assert reported == job["summary"]
         assert "worth using here" in " ".join(found.stdout.split())
         assert output.read_bytes() == client.get(f"/v1/jobs/{job['id']}/result", params={"format": suffix}).content
 
@@ -387,8 +387,8 @@ def test_the_command_tells_what_the_job_tells(client: TestClient, tmp_path: Path
         (["--baseline", "luck"], "baselines"),
     ],
 )
-def test_mistakes_at_the_command_line_end_with_a_sentence(tmp_path: Path, more: list[str], words: str) -> None:
-    found = CliRunner().invoke(command, [*write(tmp_path, days(30)), "--missing", "drop", *more])
+def test_command_line_errors_end_with_a_message(tmp_path: Path, more: list[str], words: str) -> None:
+    found = CliRunner().invoke(command, [*write_files(tmp_path, days(30)), "--missing", "drop", *more])
     assert found.exit_code == 1
     assert words in found.stderr
     assert "Traceback" not in found.output
@@ -396,13 +396,13 @@ def test_mistakes_at_the_command_line_end_with_a_sentence(tmp_path: Path, more: 
 
 def test_a_file_without_the_outcome_is_refused_by_name(tmp_path: Path) -> None:
     rows = [{name: value for name, value in row.items() if name != "sold"} for row in days(30)]
-    found = CliRunner().invoke(command, write(tmp_path, rows))
+    found = CliRunner().invoke(command, write_files(tmp_path, rows))
     assert found.exit_code == 1
     assert "outcomes" in found.stderr
 
 
 def test_tables_of_parts_have_one_shape() -> None:
-    found = planned(messy(60))
+    found = make_backtest(messy_rows(60))
     shapes = {tuple(found.work(step, no_progress).schema) for step in found.steps[:2]}
     assert len(shapes) == 1
     assert all(isinstance(field, pa.Field) for field in next(iter(shapes)))

@@ -1,4 +1,4 @@
-"""Backtests over time: sums and bands beside those that numpy computes from the downloaded file."""
+"""Backtests over time: sums and confidence bands equal those computed with numpy from the downloaded file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def over_time(client: TestClient, job: Json, **query: Any) -> Json:
 
 
 def differences(client: TestClient, job: Json, ours: str, other: str) -> list[tuple[str, str, float]]:
-    """Time, series and paired difference of every row that both decided for, by the file."""
+    """Read time, series and paired cost difference of every row that both policies decided."""
     text = client.get(f"/v1/jobs/{job['id']}/result").text
     costs: dict[str, dict[str, tuple[str, str, float]]] = {ours: {}, other: {}}
     for line in csv.DictReader(io.StringIO(text)):
@@ -37,17 +37,19 @@ def differences(client: TestClient, job: Json, ours: str, other: str) -> list[tu
 
 
 def variance(values: Any, cluster: Any, overall: float, groups: int) -> float:
-    """Of the sum of values, deviations from the overall mean being summed up within clusters."""
+    """Return the clustered variance of the sum of `values`, with deviations from the overall mean."""
     sums = [(values[cluster == one] - overall).sum() for one in np.unique(cluster)]
     return groups / (groups - 1) * float(np.square(sums).sum())
 
 
-def check(told: Json, rows: list[tuple[str, str, float]], clusters: list[Any], ends: list[int]) -> None:
-    """``clusters`` (n,) of one or two ways; ``ends`` (n,) is the stretch of each row."""
+def check_bands(
+    found_difference: Json, rows: list[tuple[str, str, float]], clusters: list[Any], ends: list[int]
+) -> None:
+    """Check sums and bands; ``clusters`` (n,) for one or two ways, ``ends`` (n,) is the stretch of each row."""
     values, stretch = np.array([row[2] for row in rows]), np.array(ends)
     groups = [len(np.unique(one)) for one in clusters]
     reach = t.ppf(0.975, min(groups) - 1)
-    for number in range(len(told["sum"])):
+    for number in range(len(found_difference["sum"])):
         inside = stretch <= number
         ways = [
             variance(values[inside], one[inside], values.mean(), count)
@@ -59,72 +61,74 @@ def check(told: Json, rows: list[tuple[str, str, float]], clusters: list[Any], e
             together = variance(values[inside], both[inside], values.mean(), len(np.unique(both)))
             found = max(found, sum(ways) - together)
         total, error = values[inside].sum(), np.sqrt(found)
-        assert told["rows"][number] == inside.sum()
-        assert told["sum"][number] == pytest.approx(total)
-        assert told["standard_error"][number] == pytest.approx(error)
-        assert told["low"][number] == pytest.approx(total - reach * error)
-        assert told["high"][number] == pytest.approx(total + reach * error)
+        assert found_difference["rows"][number] == inside.sum()
+        assert found_difference["sum"][number] == pytest.approx(total)
+        assert found_difference["standard_error"][number] == pytest.approx(error)
+        assert found_difference["low"][number] == pytest.approx(total - reach * error)
+        assert found_difference["high"][number] == pytest.approx(total + reach * error)
 
 
 def blocks(times: list[str], season: int) -> Any:
-    """The documented blocks of time: as long as the lead, the season and the root of the periods, at least eight."""
+    """Return the documented time blocks: as long as the lead, season and root of the periods, at least eight blocks."""
     days = np.array(times, dtype="datetime64[D]").astype(int)
     span = int(days.max() - days.min()) + 1
     length = min(max(2, season, int(np.ceil(np.sqrt(span)))), max(1, span // 8))
     return (days - days.min()) // length
 
 
-def stretch_of(places: list[Any], found: Json) -> list[int]:
+def stretches_of(places: list[Any], found: Json) -> list[int]:
     return [next(i for i, end in enumerate(found["ends"]) if place <= end) for place in places]
 
 
-def test_the_sum_and_its_band_are_those_of_the_file(client: TestClient) -> None:
+def test_sums_and_bands_match_the_downloaded_file(client: TestClient) -> None:
     job = finished(client, asked(prepared(client)))
     found = over_time(client, job, stretches=7)
     assert (found["by"], found["candidate"], found["against"]) == ("time", "quick", "actual_decision")
     assert len(found["ends"]) == 7
     assert sum(found["rows"]) == job["summary"]["rows"]
-    for told in found["differences"]:
-        rows = differences(client, job, "quick", told["against"])
-        check(told, rows, [blocks([row[0] for row in rows], 7)], stretch_of([row[0] for row in rows], found))
-        whole = next(one for one in job["summary"]["differences"] if one["against"] == told["against"])
+    for found_difference in found["differences"]:
+        rows = differences(client, job, "quick", found_difference["against"])
+        check_bands(
+            found_difference, rows, [blocks([row[0] for row in rows], 7)], stretches_of([row[0] for row in rows], found)
+        )
+        whole = next(one for one in job["summary"]["differences"] if one["against"] == found_difference["against"])
         for name in ("low", "high"):
-            assert told[name][-1] == pytest.approx(whole[name] * whole["rows"])
+            assert found_difference[name][-1] == pytest.approx(whole[name] * whole["rows"])
 
 
 @pytest.mark.slow
-def test_with_many_series_the_band_is_clustered_by_them_too(client: TestClient) -> None:
+def test_with_many_series_the_band_is_clustered_by_series_too(client: TestClient) -> None:
     job = finished(client, asked(prepared(client, days(70, SHOPS)), baselines=["constant"]))
     found = over_time(client, job, stretches=10)
-    told = next(one for one in found["differences"] if one["against"] == "constant")
+    found_difference = next(one for one in found["differences"] if one["against"] == "constant")
     rows = differences(client, job, "quick", "constant")
     ways = [blocks([row[0] for row in rows], 7), np.array([row[1] for row in rows])]
-    check(told, rows, ways, stretch_of([row[0] for row in rows], found))
+    check_bands(found_difference, rows, ways, stretches_of([row[0] for row in rows], found))
 
 
 @pytest.mark.slow
-def test_costs_add_up_to_the_means_that_the_summary_tells(client: TestClient) -> None:
+def test_costs_add_up_to_the_means_of_the_summary(client: TestClient) -> None:
     job = finished(client, asked(prepared(client)))
     found = over_time(client, job)
-    for policy, told in zip(found["policies"], job["summary"]["policies"], strict=True):
-        assert (policy["name"], policy["words"]) == (told["name"], told["words"])
-        assert sum(policy["rows"]) == told["rows"]
-        assert sum(policy["cost"]) / told["rows"] == pytest.approx(told["cost"]["mean"])
+    for policy, found_difference in zip(found["policies"], job["summary"]["policies"], strict=True):
+        assert (policy["name"], policy["words"]) == (found_difference["name"], found_difference["words"])
+        assert sum(policy["rows"]) == found_difference["rows"]
+        assert sum(policy["cost"]) / found_difference["rows"] == pytest.approx(found_difference["cost"]["mean"])
     assert found["begins"][0] == job["summary"]["over_time"][0]["from"]
     assert found["ends"][-1] == job["summary"]["over_time"][-1]["to"]
     assert all(before <= after for before, after in zip(found["ends"], found["begins"][1:], strict=False))
 
 
-def test_rows_without_time_are_summed_up_in_their_order(client: TestClient) -> None:
+def test_rows_without_time_are_summed_in_row_order(client: TestClient) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     job = finished(client, ids | {"kind": "backtest", "ours": [OURS], "splits": 2, "baselines": ["constant"]})
     found = over_time(client, job, stretches=6)
     assert (found["by"], found["begins"][0], found["ends"]) == ("rows", "0", ["9", "19", "29", "39", "49", "59"])
     rows = differences(client, job, "quick", "constant")
-    check(found["differences"][0], rows, [np.arange(60)], [int(row[0]) // 10 for row in rows])
+    check_bands(found["differences"][0], rows, [np.arange(60)], [int(row[0]) // 10 for row in rows])
 
 
-def test_posteriors_that_were_there_already_are_summed_up_too(client: TestClient) -> None:
+def test_existing_posteriors_have_costs_over_time_too(client: TestClient) -> None:
     rows = days(80)
     ids = prepared(client, rows[:120])
     posterior = learned(client, **ids)
@@ -139,31 +143,31 @@ def test_posteriors_that_were_there_already_are_summed_up_too(client: TestClient
 
 
 @pytest.mark.parametrize("stretches", [0, 201, "many"])
-def test_as_many_stretches_as_nobody_draws_are_refused(client: TestClient, stretches: Any) -> None:
+def test_an_invalid_number_of_stretches_is_refused(client: TestClient, stretches: Any) -> None:
     answer = client.get("/v1/jobs/job_x/backtest/over-time", params={"stretches": stretches})
     assert answered(answer, 422)["errors"][0]["pointer"] == "#/query/stretches"
 
 
-def test_what_has_no_result_says_so(client: TestClient) -> None:
-    def refused(job_id: str, status: int = 409) -> str:
+def test_a_job_without_a_backtest_result_is_refused_with_the_reason(client: TestClient) -> None:
+    def refusal(job_id: str, status: int = 409) -> str:
         return str(answered(client.get(f"/v1/jobs/{job_id}/backtest/over-time"), status)["detail"])
 
-    assert "no job" in refused("job_00000000000000000000000000", 404)
+    assert "no job" in refusal("job_00000000000000000000000000", 404)
     job = create_job(client)
-    assert "makes no file" in refused(job["id"])
+    assert "makes no file" in refusal(job["id"])
     assert learn(client, job["id"])["state"] == "succeeded"
     batch = {"kind": "prescribe", "posterior_id": job["posterior_id"], "dataset_id": job["dataset_id"]}
     made = answered(client.post("/v1/jobs", json=batch), 202)
-    assert "the job is queued" in refused(made["id"])
+    assert "the job is queued" in refusal(made["id"])
     waiting = answered(client.post("/v1/jobs", json=asked(prepared(client))), 202)
-    assert "the job is queued" in refused(waiting["id"])
+    assert "the job is queued" in refusal(waiting["id"])
     ended = finished(client, asked(prepared(client), baselines=["constant"], splits=1))
     with transaction() as session:
         session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == ended["id"]))
-    assert "BCO_KEEP_PARTS_DAYS" in refused(ended["id"])
+    assert "BCO_KEEP_PARTS_DAYS" in refusal(ended["id"])
 
 
-def test_lists_of_jobs_tell_the_verdict_of_backtests(client: TestClient) -> None:
+def test_lists_of_jobs_show_the_verdict_of_backtests(client: TestClient) -> None:
     job = finished(client, asked(prepared(client), baselines=["constant"], splits=1))
     listed = answered(client.get("/v1/jobs"))["items"]
     assert next(one for one in listed if one["id"] == job["id"])["verdict"] == job["summary"]["verdict"]

@@ -1,4 +1,4 @@
-"""``bco api --processes 2``: one port, one memory, one set of metrics, and a process that dies is replaced."""
+"""``bco api --processes 2``: shared port, memory and metrics, and replacement of dead processes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ BODY = {"contexts": CONTEXTS[:1], "scenarios": 40}
 
 
 @dataclass(frozen=True)
-class Several:
-    """A running supervisor, where its processes listen, and two posteriors that they can use."""
+class ApiProcesses:
+    """A running supervisor, its URL, and two posteriors."""
 
     supervisor: subprocess.Popen[bytes]
     url: str
@@ -49,12 +49,12 @@ class Several:
         return found
 
     def prescribe(self, posterior: Json | None = None) -> httpx.Response:
-        """Over a new connection, which either process may get."""
+        """Prescribe over a new connection, which either process may accept."""
         identifier = (posterior or self.posterior)["id"]
         return httpx.post(f"{self.url}/v1/posteriors/{identifier}/prescribe", json=BODY, timeout=60)
 
     def memory_maps(self) -> list[str]:
-        """The maps of each listening process, in which files read by memory-mapping are named."""
+        """Return the memory maps of each listening process; they name memory-mapped files."""
         return [Path(f"/proc/{process.pid}/maps").read_text() for process in self.listening()]
 
     def reach_both(self) -> int:
@@ -80,7 +80,7 @@ class Several:
 
 
 @pytest.fixture
-def several(tmp_path: Path) -> Iterator[Several]:
+def api(tmp_path: Path) -> Iterator[ApiProcesses]:
     database, port = f"sqlite:///{tmp_path / 'bco.db'}", free_port()
     with service_on(database):
         migrate(get_settings().sqlalchemy_url)
@@ -94,7 +94,7 @@ def several(tmp_path: Path) -> Iterator[Several]:
         "TMPDIR": str(tmp_path / "tmp"),
     }
     supervisor = subprocess.Popen((*BCO, "api", "--processes", "2"), env=environment)
-    made = Several(supervisor, f"http://127.0.0.1:{port}", posterior, other)
+    made = ApiProcesses(supervisor, f"http://127.0.0.1:{port}", posterior, other)
     started = set[psutil.Process]()
     try:
         wait_until("both processes listen", lambda: supervisor.poll() is None and len(made.listening()) == 2)
@@ -108,47 +108,47 @@ def several(tmp_path: Path) -> Iterator[Several]:
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_service(several: Several, tmp_path: Path) -> None:
-    calls = several.reach_both()
+def test_two_processes_act_as_one_service(api: ApiProcesses, tmp_path: Path) -> None:
+    calls = api.reach_both()
     answered = 'bco_requests_total{method="POST",route="/v1/posteriors/{posterior_id}/prescribe",status="200"}'
-    # Either process knows of all calls, once it has counted the last one.
-    wait_until("all calls are counted", lambda: {several.metric(answered) for _ in range(6)} == {calls})
-    wait_until("none is under way", lambda: several.metric("bco_prescriptions_in_flight") == 0)
-    assert several.metric("bco_workers") == 0
-    assert several.metric('bco_jobs{state="succeeded"}') == 2
-    # Both read the very same memory.
-    assert len(set(re.findall(rf"(\d+) +\S+{several.particles}", "".join(several.memory_maps())))) == 1
-    # What one deletes is unknown to the other after a moment.
-    several.prescribe(several.other)
-    assert httpx.delete(f"{several.url}/v1/posteriors/{several.other['id']}").status_code == 204
+    # Each process reports all calls once the last one is counted.
+    wait_until("all calls are counted", lambda: {api.metric(answered) for _ in range(6)} == {calls})
+    wait_until("no call is running", lambda: api.metric("bco_prescriptions_in_flight") == 0)
+    assert api.metric("bco_workers") == 0
+    assert api.metric('bco_jobs{state="succeeded"}') == 2
+    # Both map the same memory.
+    assert len(set(re.findall(rf"(\d+) +\S+{api.particles}", "".join(api.memory_maps())))) == 1
+    # A posterior deleted by one process is soon unknown to the other.
+    api.prescribe(api.other)
+    assert httpx.delete(f"{api.url}/v1/posteriors/{api.other['id']}").status_code == 204
     time.sleep(1.5 * FRESH_SECONDS)
-    assert {several.prescribe(several.other).status_code for _ in range(20)} == {404}
-    # Told to stop, all do, and leave nothing behind.
-    processes = several.listening()
-    several.supervisor.send_signal(signal.SIGTERM)
-    assert several.supervisor.wait(60) == 0
+    assert {api.prescribe(api.other).status_code for _ in range(20)} == {404}
+    # On SIGTERM all processes stop and leave no files.
+    processes = api.listening()
+    api.supervisor.send_signal(signal.SIGTERM)
+    assert api.supervisor.wait(60) == 0
     assert alive(set(processes)) == set()
     assert list((tmp_path / "tmp").glob("bco-*")) == []
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_replaced_and_none_outlives_the_supervisor(several: Several) -> None:
-    several.reach_both()
-    first, second = several.listening()
+def test_a_process_that_dies_is_replaced_and_none_outlives_the_supervisor(api: ApiProcesses) -> None:
+    api.reach_both()
+    first, second = api.listening()
     first.kill()
     wait_until("it is gone", lambda: not alive({first}))
-    wait_until("another one has taken its place", lambda: len(several.listening()) == 2)
-    assert second in several.listening()
-    several.reach_both()
-    processes = set(several.listening())
-    several.supervisor.kill()
-    several.supervisor.wait(60)
+    wait_until("it is replaced", lambda: len(api.listening()) == 2)
+    assert second in api.listening()
+    api.reach_both()
+    processes = set(api.listening())
+    api.supervisor.kill()
+    api.supervisor.wait(60)
     wait_until("all are gone", lambda: not alive(processes))
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_said_in_a_sentence(several: Several) -> None:
-    environment = os.environ | {"BCO_PORT": str(httpx.URL(several.url).port), "PYTHONPATH": ROOT}
+def test_a_used_port_fails_with_a_message(api: ApiProcesses) -> None:
+    environment = os.environ | {"BCO_PORT": str(httpx.URL(api.url).port), "PYTHONPATH": ROOT}
     found = subprocess.run((*BCO, "api", "--processes", "2"), env=environment, capture_output=True, text=True)
     assert found.returncode == 1
     assert "is taken" in found.stderr

@@ -1,4 +1,4 @@
-"""The command line as an operator meets it: one sentence and an exit status for what goes wrong, no process left."""
+"""Command line: errors are one sentence with an exit status, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ ON_THE_DATABASE = (
 
 
 def bco(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, as a process of its own."""
+    """Run a command to its end in its own process."""
     given = os.environ | {"PYTHONPATH": ROOT, "COLUMNS": "200", "BCO_PORT": str(free_port())} | environment
     return subprocess.run([*BCO, *arguments], cwd=folder, env=given, capture_output=True, text=True, timeout=600)
 
 
-def invoked(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in this process, which is quicker."""
-    # Whatever else runs on this machine may have the usual port.
+def invoke(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in this process, which is faster."""
+    # Another program on this machine may use the default port.
     with service_on(url, BCO_PORT=str(free_port())):
         result = CliRunner().invoke(cli.app, arguments)
-    said = result.stderr if result.exception is None or result.exit_code == 2 else repr(result.exception)
-    return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, said)
+    lines = result.stderr if result.exception is None or result.exit_code == 2 else repr(result.exception)
+    return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, lines)
 
 
 def assert_one_sentence(result: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -62,29 +62,29 @@ def assert_one_sentence(result: subprocess.CompletedProcess[str], *words: str) -
 
 
 @pytest.mark.parametrize("command", ON_THE_DATABASE, ids=" ".join)
-def test_a_database_that_cannot_be_reached_is_one_sentence(command: tuple[str, ...]) -> None:
-    result = invoked(NOBODY, *command)
+def test_an_unreachable_database_gives_one_sentence(command: tuple[str, ...]) -> None:
+    result = invoke(NOBODY, *command)
     assert_one_sentence(result, "127.0.0.1", "BCO_DATABASE_URL", "refused")
     assert "sesame" not in result.stderr
 
 
 @pytest.mark.parametrize("command", ON_THE_DATABASE, ids=" ".join)
-def test_a_database_file_that_cannot_be_made_is_one_sentence(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """A file where there should be a folder: nobody may write there, the superuser included."""
+def test_a_database_file_that_cannot_be_created_gives_one_sentence(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """A file in place of a folder: even the superuser cannot write there."""
     (tmp_path / "file").touch()
-    result = invoked(f"sqlite:///{tmp_path / 'file' / 'below' / 'bco.db'}", *command)
+    result = invoke(f"sqlite:///{tmp_path / 'file' / 'below' / 'bco.db'}", *command)
     assert_one_sentence(result, str(tmp_path / "file"), "Not a directory")
 
 
 @pytest.mark.parametrize("command", ["migrate", "api", "worker"])
-def test_a_database_file_that_cannot_be_opened_is_one_sentence(tmp_path: Path, command: str) -> None:
+def test_a_database_file_that_cannot_be_opened_gives_one_sentence(tmp_path: Path, command: str) -> None:
     (tmp_path / "bco.db").mkdir()
     result = bco(tmp_path, command, BCO_DATABASE_URL=f"sqlite:///{tmp_path / 'bco.db'}")
     assert_one_sentence(result, str(tmp_path / "bco.db"), "unable to open database file")
 
 
 @pytest.mark.slow
-def test_the_demo_without_a_database_says_so_and_ends(tmp_path: Path) -> None:
+def test_the_demo_without_a_database_fails_with_a_message(tmp_path: Path) -> None:
     result = bco(tmp_path, "demo", BCO_DATABASE_URL=NOBODY)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
@@ -96,7 +96,7 @@ def test_the_demo_without_a_database_says_so_and_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["serve", "api"])
 @pytest.mark.parametrize("port", ["99999", "0"])
-def test_a_port_that_is_none_is_refused(command: str, port: str) -> None:
+def test_an_invalid_port_is_refused(command: str, port: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--port", port], env={"NO_COLOR": "1", "COLUMNS": "200"})
     assert result.exit_code == 2
     assert "Invalid value for '--port'" in result.output
@@ -104,7 +104,7 @@ def test_a_port_that_is_none_is_refused(command: str, port: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_address_that_is_not_of_this_machine_is_not_called_a_taken_port(tmp_path: Path) -> None:
+def test_a_foreign_address_is_not_reported_as_a_used_port(tmp_path: Path) -> None:
     environment = {"BCO_DATABASE_URL": f"sqlite:///{tmp_path / 'bco.db'}"}
     for command in ("serve", "api"):
         result = bco(tmp_path, command, "--host", "203.0.113.7", **environment)
@@ -112,7 +112,7 @@ def test_an_address_that_is_not_of_this_machine_is_not_called_a_taken_port(tmp_p
 
 
 @pytest.mark.slow
-def test_the_api_on_a_taken_port_says_so(tmp_path: Path) -> None:
+def test_the_api_on_a_used_port_fails_with_a_message(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -132,13 +132,13 @@ def test_the_api_on_a_taken_port_says_so(tmp_path: Path) -> None:
         ("planning.example", "http://planning.example:8000"),
     ],
 )
-def test_an_address_is_shown_as_a_browser_takes_it(host: str, expected: str) -> None:
+def test_the_url_shown_works_in_a_browser(host: str, expected: str) -> None:
     assert url(host, 8000) == expected
 
 
 @contextmanager
-def running(folder: Path, *command: str) -> Iterator[tuple[Part, httpx.Client]]:
-    """A service by options alone, once it answers."""
+def run_service(folder: Path, *command: str) -> Iterator[tuple[Part, httpx.Client]]:
+    """Start a service with command-line options and wait until it is ready."""
     port = free_port()
     environment = {"BCO_DATABASE_URL": f"sqlite:///{folder / 'bco.db'}"}
     with (
@@ -151,20 +151,20 @@ def running(folder: Path, *command: str) -> Iterator[tuple[Part, httpx.Client]]:
 
 
 @pytest.mark.slow
-def test_serve_says_in_one_line_where_it_is_and_where_the_docs_are(tmp_path: Path) -> None:
-    with running(tmp_path, "serve") as (part, client):
+def test_serve_prints_its_url_and_docs_in_one_line(tmp_path: Path) -> None:
+    with run_service(tmp_path, "serve") as (part, client):
         address = str(client.base_url).rstrip("/")
-        said = [line for line in part.messages().splitlines() if address in line]
-        assert len(said) == 1
-        assert f"{address}/docs" in said[0]
+        lines = [line for line in part.messages().splitlines() if address in line]
+        assert len(lines) == 1
+        assert f"{address}/docs" in lines[0]
         assert client.get("/docs").status_code == 200
         assert part.stop(60) == 0
 
 
 @pytest.mark.slow
-def test_an_api_told_by_option_to_listen_beyond_this_machine_needs_a_key(tmp_path: Path) -> None:
+def test_an_api_with_a_public_host_option_needs_a_key(tmp_path: Path) -> None:
     assert bco(tmp_path, "migrate", BCO_DATABASE_URL=f"sqlite:///{tmp_path / 'bco.db'}").returncode == 0
-    with running(tmp_path, "api", "--host", "0.0.0.0") as (part, client):  # noqa: S104
+    with run_service(tmp_path, "api", "--host", "0.0.0.0") as (part, client):  # noqa: S104
         assert client.get("/v1/problems").status_code == 401
         assert f"http://localhost:{client.base_url.port}/docs" in part.messages()
 
@@ -172,18 +172,18 @@ def test_an_api_told_by_option_to_listen_beyond_this_machine_needs_a_key(tmp_pat
 # version and sample
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_the_version_option_prints_the_package_version() -> None:
     result = CliRunner().invoke(cli.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"bco {version('bco-service')}\n")
     assert re.search(r"\d+\.\d+", result.output)
 
 
-def test_a_sample_is_not_written_where_there_is_no_folder(tmp_path: Path) -> None:
+def test_a_sample_needs_an_existing_folder(tmp_path: Path) -> None:
     path = str(tmp_path / "nodir" / "x.csv")
-    assert_one_sentence(invoked(f"sqlite:///{tmp_path / 'bco.db'}", "sample", path), path, "No such file or directory")
+    assert_one_sentence(invoke(f"sqlite:///{tmp_path / 'bco.db'}", "sample", path), path, "No such file or directory")
 
 
-def test_a_sample_overwrites_nothing_unless_told_to(tmp_path: Path) -> None:
+def test_a_sample_overwrites_only_with_force(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("years of work\n")
     refused = CliRunner().invoke(cli.app, ["sample", str(path)])
@@ -197,7 +197,7 @@ def test_a_sample_overwrites_nothing_unless_told_to(tmp_path: Path) -> None:
 
 
 def is_ours(process: psutil.Process) -> bool:
-    """Libraries start short-lived processes of their own while they are imported."""
+    """Return whether a process is ours: imported libraries start short-lived ones too."""
     try:
         return process.name().startswith("python")
     except psutil.NoSuchProcess:
@@ -213,28 +213,28 @@ def demo(tmp_path: Path) -> Iterator[Part]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 5], ids=["while the service starts", "while it runs"])
-def test_a_demo_that_is_told_to_stop_leaves_no_process(demo: Part, processes: int) -> None:
-    """One process below the demo is ``bco serve`` itself; later there are the API, the worker and its own."""
+def test_a_stopped_demo_leaves_no_process(demo: Part, processes: int) -> None:
+    """The first child of the demo is ``bco serve``; later come the API, the worker and its children."""
     everyone: set[psutil.Process] = set()
 
-    def is_so_far() -> bool:
+    def has_started() -> bool:
         nonlocal everyone
         everyone |= {process for process in descendants(demo.process.pid) if is_ours(process)}
         return len(alive(everyone)) >= processes
 
-    wait_until("the demo has come so far", is_so_far)
+    wait_until("the processes of the demo run", has_started)
     everyone |= descendants(demo.process.pid)
     try:
         demo.process.terminate()
         within("the demo is gone", lambda: demo.process.poll() is not None, 60)
-        within("everything it has started is gone", lambda: not alive(everyone), 10)
+        within("all its processes are gone", lambda: not alive(everyone), 10)
     finally:
         kill(everyone)
     assert demo.process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in demo.messages(), demo.messages()
 
 
-def test_the_command_line_starts_without_the_numerics() -> None:
+def test_the_command_line_starts_without_importing_numerics() -> None:
     script = "import sys, app.commands.cli, app.keys.service; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "sqlalchemy" in found.stdout.split()

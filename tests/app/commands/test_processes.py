@@ -1,6 +1,6 @@
-"""The real processes over real HTTP: the whole journey, cancelling, dying, and stopping.
+"""Real processes over real HTTP: the whole workflow, cancellation, crashes and shutdown.
 
-On SQLite everything runs under ``bco serve``; on PostgreSQL the parts run apart, as on several machines.
+On SQLite everything runs under ``bco serve``; on PostgreSQL API and workers run separately, as on several machines.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ def ids(client: httpx.Client) -> Json:
     return make_the_journey(client)
 
 
-def family(service: LocalService) -> set[psutil.Process]:
+def service_processes(service: LocalService) -> set[psutil.Process]:
     assert service.process is not None
     return descendants(service.process.pid)
 
 
 @pytest.fixture
-def computing(service: LocalService, client: httpx.Client, ids: Json) -> Iterator[tuple[str, set[psutil.Process]]]:
-    """A job that would run for hours, and the processes that were started for it."""
-    before = family(service)
+def running_job(service: LocalService, client: httpx.Client, ids: Json) -> Iterator[tuple[str, set[psutil.Process]]]:
+    """A job that would run for hours, and the processes started for it."""
+    before = service_processes(service)
     job_id = submit(client, ids, epochs=100_000)
     wait_until("the job runs", lambda: is_computing(client, job_id))
-    yield job_id, family(service) - before
+    yield job_id, service_processes(service) - before
     client.post(f"/v1/jobs/{job_id}/cancel")
 
 
 @pytest.mark.slow
-def test_serve_makes_the_whole_journey_on_one_machine(ids: Json) -> None:
+def test_serve_runs_the_whole_workflow_on_one_machine(ids: Json) -> None:
     assert set(ids) == {"problem_id", "dataset_id"}
 
 
@@ -93,9 +93,9 @@ def test_serve_learns_the_same_posterior_from_the_same_seed(client: httpx.Client
 
 @pytest.mark.slow
 def test_a_cancelled_job_stops_computing_within_three_seconds(
-    client: httpx.Client, computing: tuple[str, set[psutil.Process]]
+    client: httpx.Client, running_job: tuple[str, set[psutil.Process]]
 ) -> None:
-    job_id, children = computing
+    job_id, children = running_job
     assert len(children) == 1
     answer = answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
     assert answer["state"] == "cancelled"
@@ -107,12 +107,14 @@ def test_a_cancelled_job_stops_computing_within_three_seconds(
 
 
 @pytest.mark.slow
-def test_a_job_after_a_cancelled_one_runs_as_if_nothing_had_happened(client: httpx.Client, ids: Json) -> None:
+def test_a_job_after_a_cancelled_one_succeeds(client: httpx.Client, ids: Json) -> None:
     assert finished(client, submit(client, ids, epochs=3))["state"] == "succeeded"
 
 
 @pytest.mark.slow
-def test_the_api_answers_while_a_job_computes(client: httpx.Client, computing: tuple[str, set[psutil.Process]]) -> None:
+def test_the_api_responds_while_a_job_computes(
+    client: httpx.Client, running_job: tuple[str, set[psutil.Process]]
+) -> None:
     times = []
     for _ in range(20):
         began = time.monotonic()
@@ -139,7 +141,7 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     service: LocalService, sqlite_url: str, client: httpx.Client, ids: Json
 ) -> None:
     epochs = epochs_for(client, ids, seconds=2)
-    before = family(service)
+    before = service_processes(service)
     (worker,) = worker_processes(before)
     orphans = descendants(worker.pid)
     job_id = submit(client, ids, epochs)
@@ -150,30 +152,30 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     job = finished(client, job_id)
     assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
     assert posteriors_of(sqlite_url, job_id) == 1
-    replaced = worker_processes(family(service))
+    replaced = worker_processes(service_processes(service))
     assert len(replaced) == 1
     assert worker not in replaced
 
 
 @pytest.mark.slow
-def test_a_killed_api_is_replaced_and_knows_what_was_accepted(
+def test_a_killed_api_is_replaced_and_keeps_accepted_jobs(
     service: LocalService, client: httpx.Client, ids: Json
 ) -> None:
     accepted = submit(client, ids, epochs=3)
-    (api,) = [process for process in alive(family(service)) if "app.commands.cli" in process.cmdline()]
+    (api,) = [process for process in alive(service_processes(service)) if "app.commands.cli" in process.cmdline()]
     api.send_signal(signal.SIGKILL)
     wait_until("another API is ready", lambda: is_ready(client))
     assert finished(client, accepted)["state"] == "succeeded"
 
 
 @pytest.mark.slow
-def test_stopping_a_service_during_a_job_leaves_no_process_and_the_job_to_others(
+def test_stopping_a_service_during_a_job_leaves_no_process_and_requeues_it(
     service: LocalService, sqlite_url: str, client: httpx.Client, ids: Json, tmp_path: Path
 ) -> None:
-    """Comes last on SQLite: the shared service is gone afterwards."""
+    """Runs last on SQLite: it stops the shared service."""
     job_id = submit(client, ids, epochs=100_000)
     wait_until("the job runs", lambda: is_computing(client, job_id))
-    everyone = family(service)
+    everyone = service_processes(service)
     assert len(everyone) >= 4
     service.__exit__(None, None, None)
     try:
@@ -188,7 +190,7 @@ def test_stopping_a_service_during_a_job_leaves_no_process_and_the_job_to_others
         assert "stopped" in worker.messages()
 
 
-# several machines: api and workers apart on PostgreSQL
+# several machines: separate API and workers on PostgreSQL
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +210,7 @@ def environment(postgres_url: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def api(folder: Path, environment: dict[str, str]) -> Iterator[Part]:
-    """The API, started while two machines migrate the same database at once."""
+    """The API, started while two machines migrate the same database."""
     with (
         Part(folder, "migrate1", "migrate", **environment) as one,
         Part(folder, "migrate2", "migrate", **environment) as two,
@@ -228,14 +230,14 @@ def remote(api: Part, environment: dict[str, str]) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def waiting(remote: httpx.Client) -> str:
-    """A job made while no worker runs."""
+def queued_job(remote: httpx.Client) -> str:
+    """A job created while no worker runs."""
     return submit(remote, prepare(remote), epochs=3)
 
 
 @pytest.fixture(scope="module")
-def workers(waiting: str, folder: Path, environment: dict[str, str]) -> Iterator[list[Part]]:
-    """Two workers on the same queue; a test that ends one takes it off the list."""
+def workers(queued_job: str, folder: Path, environment: dict[str, str]) -> Iterator[list[Part]]:
+    """Two workers on one queue; a test that stops one removes it from the list."""
     with (
         Part(folder, "worker1", "worker", **environment) as one,
         Part(folder, "worker2", "worker", **environment) as two,
@@ -246,23 +248,21 @@ def workers(waiting: str, folder: Path, environment: dict[str, str]) -> Iterator
 
 
 @pytest.mark.slow
-def test_a_job_stays_queued_while_no_worker_runs(remote: httpx.Client, waiting: str) -> None:
+def test_a_job_stays_queued_while_no_worker_runs(remote: httpx.Client, queued_job: str) -> None:
     time.sleep(1.5)
-    job = read(remote, waiting)
+    job = read(remote, queued_job)
     assert (job["state"], job["attempts"], job["message"]) == ("queued", 0, "waiting for a worker")
 
 
 @pytest.mark.slow
-def test_a_waiting_job_is_taken_up_by_the_first_worker_that_starts(
-    remote: httpx.Client, waiting: str, workers: list[Part]
-) -> None:
-    job = finished(remote, waiting)
+def test_a_queued_job_is_taken_by_the_first_worker(remote: httpx.Client, queued_job: str, workers: list[Part]) -> None:
+    job = finished(remote, queued_job)
     assert (job["state"], job["attempts"]) == ("succeeded", 1)
-    assert sum(f"{waiting} starts" in worker.messages() for worker in workers) == 1
+    assert sum(f"{queued_job} starts" in worker.messages() for worker in workers) == 1
 
 
 @pytest.mark.slow
-def test_the_whole_journey_with_the_parts_apart(remote: httpx.Client, workers: list[Part]) -> None:
+def test_the_whole_workflow_runs_with_separate_api_and_workers(remote: httpx.Client, workers: list[Part]) -> None:
     assert len(workers) == 2
     make_the_journey(remote)
 
@@ -290,21 +290,19 @@ def test_the_job_of_a_killed_worker_is_finished_exactly_once_by_the_other(
 
 
 @pytest.mark.slow
-def test_cancelling_a_running_job_leaves_no_stack_trace_in_the_workers_log(
-    remote: httpx.Client, workers: list[Part]
-) -> None:
+def test_cancelling_a_job_leaves_no_stack_trace_in_the_worker_log(remote: httpx.Client, workers: list[Part]) -> None:
     (worker,) = workers
     job_id = submit(remote, prepare(remote), epochs=100_000)
     wait_until("the job runs", lambda: is_computing(remote, job_id))
     remote.post(f"/v1/jobs/{job_id}/cancel")
-    within("the worker has noticed", lambda: f"{job_id} cancelled" in worker.messages(), 5)
+    within("the worker logs the cancellation", lambda: f"{job_id} cancelled" in worker.messages(), 5)
     next_job = submit(remote, prepare(remote), epochs=3)
     assert finished(remote, next_job)["state"] == "succeeded"
     assert "Traceback" not in worker.messages(), worker.messages()
 
 
 @pytest.mark.slow
-def test_a_worker_stopped_during_a_job_stops_soon_and_leaves_the_job_to_others(
+def test_a_worker_stopped_during_a_job_stops_soon_and_keeps_it_active(
     remote: httpx.Client, workers: list[Part]
 ) -> None:
     (worker,) = workers
@@ -318,7 +316,7 @@ def test_a_worker_stopped_during_a_job_stops_soon_and_leaves_the_job_to_others(
 
 
 @pytest.mark.slow
-def test_the_api_stops_cleanly_when_told_to(api: Part) -> None:
-    # Its server hands the signal on once it has shut down; both are a clean end.
+def test_the_api_stops_cleanly_on_sigterm(api: Part) -> None:
+    # The server re-raises the signal after shutdown; both exit codes are clean.
     assert api.stop() in (0, -signal.SIGTERM)
     assert "Traceback" not in api.messages(), api.messages()

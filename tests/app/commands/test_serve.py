@@ -1,4 +1,4 @@
-"""``bco serve``: what it starts runs no code of the working directory, survives each other and ends with it."""
+"""``bco serve``: its processes ignore modules in the working directory, restart each other and end with it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.polling import wait_until, within
 from tests.support.processes import ROOT, alive, descendants, is_ready, kill, worker_processes
 
 
-class Serving:
-    """``bco serve`` in a folder where somebody has left modules with the names of packages."""
+class ServeProcess:
+    """``bco serve`` in a folder with modules named like packages."""
 
     def __init__(self, folder: Path) -> None:
         self.marks = folder / "marks"
@@ -51,11 +51,11 @@ class Serving:
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    running = Serving(tmp_path_factory.mktemp("serving"))
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    running = ServeProcess(tmp_path_factory.mktemp("serving"))
     try:
         wait_until("it is ready", lambda: is_ready(running.http) or running.process.poll() is not None)
-        wait_until("its worker is", lambda: "worker is ready" in running.messages())
+        wait_until("its worker is ready", lambda: "worker is ready" in running.messages())
         yield running
     finally:
         kill(descendants(running.process.pid))
@@ -65,13 +65,13 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 @pytest.mark.slow
-def test_what_lies_in_the_working_directory_is_not_run(serving: Serving) -> None:
+def test_modules_in_the_working_directory_are_not_imported(serving: ServeProcess) -> None:
     assert is_ready(serving.http), serving.messages()
     assert not serving.marks.exists(), serving.marks.read_text()
 
 
 @pytest.mark.slow
-def test_an_api_that_dies_twice_is_started_again_and_the_workers_stay(serving: Serving) -> None:
+def test_an_api_that_dies_twice_is_restarted_and_the_workers_stay(serving: ServeProcess) -> None:
     workers = worker_processes(descendants(serving.process.pid))
     assert len(workers) == 1
     for _ in range(2):
@@ -85,8 +85,8 @@ def test_an_api_that_dies_twice_is_started_again_and_the_workers_stay(serving: S
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_serve_that_is_killed(serving: Serving) -> None:
-    """Comes last: the shared service is gone afterwards."""
+def test_no_process_outlives_a_killed_serve(serving: ServeProcess) -> None:
+    """Runs last: it kills the shared service."""
     wait_until("it is ready", lambda: is_ready(serving.http))
     everyone = descendants(serving.process.pid)
     assert len(everyone) >= 3
@@ -98,7 +98,7 @@ def test_nothing_outlives_a_serve_that_is_killed(serving: Serving) -> None:
         kill(everyone)
 
 
-def test_a_process_that_keeps_ending_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_keeps_ending_is_restarted_with_growing_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_processes, "FIRST_WAIT", 0.1)
     monkeypatch.setattr(child_processes, "LONGEST_WAIT", 1.0)
     kept, codes = SupervisedProcess("API", (sys.executable, "-c", "raise SystemExit(3)"), os.environ), []

@@ -1,3 +1,5 @@
+"""Warm-up: compiled kernels and frozen startup objects."""
+
 from __future__ import annotations
 
 import gc
@@ -34,13 +36,13 @@ assert compiled() == before, (before, compiled())
 
 
 @pytest.mark.slow
-def test_the_first_prescription_finds_everything_compiled(repository: Path) -> None:
+def test_warm_up_compiles_all_kernels(repository: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(repository)}
     subprocess.run((sys.executable, "-c", SCRIPT), cwd=repository, env=environment, check=True)
 
 
 @pytest.mark.slow
-def test_a_server_does_not_pause_to_look_through_what_it_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_startup_objects_are_frozen_for_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     def run(self: Any, sockets: Any = None) -> None:

@@ -1,3 +1,5 @@
+"""Data sets over HTTP: creation, columns, CSV, Parquet and chunks."""
+
 from __future__ import annotations
 
 import io
@@ -32,8 +34,8 @@ STORED = {
 CSV = "weekday,temperature,demand\nSAT,21.5,131\nSUN,24,118\nMON,-3.25,64\nSAT,0,64\n"
 
 
-def stored(dataset: Json) -> dict[str, list[Any]]:
-    """What the data set holds in the database."""
+def stored_columns(dataset: Json) -> dict[str, list[Any]]:
+    """Read the data set's columns from the database."""
     with transaction() as session:
         columns: dict[str, list[Any]] = service.read_table(session, dataset["id"]).to_pydict()
     return columns
@@ -53,17 +55,17 @@ def parquet(columns: dict[str, Any], **options: Any) -> bytes:
 # creating, reading, listing, deleting
 
 
-def test_rows_become_a_data_set_with_its_address(client: TestClient) -> None:
+def test_posted_rows_create_a_data_set_with_a_location(client: TestClient) -> None:
     response = client.post("/v1/datasets", json={"name": "days", "outcomes": ["demand"], "rows": DAYS})
     dataset = answered(response, 201)
     assert re.fullmatch(r"data_[0-9A-HJKMNP-TV-Z]{26}", dataset["id"])
     assert response.headers["Location"] == f"/v1/datasets/{dataset['id']}"
     assert dataset["rows"] == 4
-    assert stored(dataset) == STORED
+    assert stored_columns(dataset) == STORED
     assert answered(client.get(f"/v1/datasets/{dataset['id']}")) == dataset
 
 
-def test_the_profile_counts_what_can_be_counted_by_hand(client: TestClient) -> None:
+def test_the_profile_matches_counts_by_hand(client: TestClient) -> None:
     dataset = create_dataset(client, outcomes=["demand"], rows=DAYS)
     assert [(entry["name"], entry["role"]) for entry in dataset["columns"]] == [
         ("weekday", "context"),
@@ -90,7 +92,7 @@ def test_data_sets_are_listed_newest_first_a_page_at_a_time(client: TestClient) 
     assert [len(page) for page in found[:-1]] == [2] * (len(found) - 1)
 
 
-def test_a_deleted_data_set_leaves_neither_row_nor_chunk(client: TestClient) -> None:
+def test_deleting_a_data_set_deletes_its_rows_and_chunks(client: TestClient) -> None:
     before = counts()
     dataset = create_dataset(client, outcomes=["demand"], rows=DAYS)
     response = client.delete(f"/v1/datasets/{dataset['id']}")
@@ -111,24 +113,24 @@ def test_a_data_set_that_a_job_uses_cannot_be_deleted(client: TestClient) -> Non
 # choosing columns and kinds
 
 
-def test_contexts_can_be_chosen_and_ordered_and_the_rest_is_not_kept(client: TestClient) -> None:
+def test_contexts_can_be_chosen_and_ordered_and_others_are_not_stored(client: TestClient) -> None:
     rows = [row | {"note": f"n{index}"} for index, row in enumerate(DAYS)]
     dataset = create_dataset(client, outcomes=["demand"], contexts=["temperature", "weekday"], rows=rows)
-    assert list(stored(dataset)) == ["temperature", "weekday", "demand"]
+    assert list(stored_columns(dataset)) == ["temperature", "weekday", "demand"]
 
 
-def test_numbers_listed_as_categorical_become_categories_however_they_are_spelled(client: TestClient) -> None:
+def test_numbers_listed_as_categorical_become_categories(client: TestClient) -> None:
     rows = [{"shop": shop, "demand": 1 + index} for index, shop in enumerate((10, 9, 10.0, " 9 ", True, 2.5))]
     dataset = create_dataset(client, outcomes=["demand"], categorical=["shop"], rows=rows)
     assert column(dataset, "shop")["categories"] == ["10", "2.5", "9", "true"]
-    assert stored(dataset)["shop"] == ["10", "9", "10", "9", "true", "2.5"]
+    assert stored_columns(dataset)["shop"] == ["10", "9", "10", "9", "true", "2.5"]
 
 
 def test_booleans_in_json_count_as_one_and_zero(client: TestClient) -> None:
     rows = [{"promotion": True, "demand": 1}, {"promotion": False, "demand": 2}]
     dataset = create_dataset(client, outcomes=["demand"], rows=rows)
     assert column(dataset, "promotion")["kind"] == "numeric"
-    assert stored(dataset)["promotion"] == [1.0, 0.0]
+    assert stored_columns(dataset)["promotion"] == [1.0, 0.0]
 
 
 def test_a_mostly_textual_column_keeps_its_few_numbers_as_categories(client: TestClient) -> None:
@@ -148,7 +150,7 @@ def test_rows_with_missing_values_are_dropped_on_request_and_counted(client: Tes
     ]
     dataset = create_dataset(client, outcomes=["demand"], missing="drop", rows=rows)
     assert dataset["rows"] == 2
-    assert stored(dataset) == {"x": [1.0, 5.0], "shop": ["a", "b"], "demand": [10.0, 50.0]}
+    assert stored_columns(dataset) == {"x": [1.0, 5.0], "shop": ["a", "b"], "demand": [10.0, 50.0]}
     assert {entry["name"]: entry["missing"] for entry in dataset["columns"]} == {"x": 2, "shop": 2, "demand": 1}
     assert column(dataset, "x")["mean"] == 3.0
     assert "4 rows with missing values were dropped" in dataset["warnings"]
@@ -170,14 +172,14 @@ def test_constant_columns_are_accepted_with_a_warning(client: TestClient) -> Non
     ]
 
 
-def test_few_rows_and_rare_categories_are_warned_of(client: TestClient) -> None:
+def test_few_rows_and_rare_categories_cause_warnings(client: TestClient) -> None:
     dataset = create_dataset(client, outcomes=["demand"], rows=DAYS)
     few, rare = dataset["warnings"]
     assert few.startswith("only 4 rows")
     assert rare == "2 of the categories of 'weekday' occur only once"
 
 
-def test_an_unremarkable_history_has_no_warnings(client: TestClient) -> None:
+def test_an_ordinary_history_has_no_warnings(client: TestClient) -> None:
     rows = [{"x": index / 7, "shop": "ab"[index % 2], "demand": index * 37 % 50} for index in range(50)]
     assert create_dataset(client, outcomes=["demand"], rows=rows)["warnings"] == []
 
@@ -200,38 +202,41 @@ CSV_FILES = {
 
 
 @pytest.mark.parametrize("content", CSV_FILES.values(), ids=CSV_FILES.keys())
-def test_a_csv_file_holds_the_same_rows_however_it_is_written(client: TestClient, content: bytes) -> None:
+def test_every_csv_dialect_gives_the_same_rows(client: TestClient, content: bytes) -> None:
     response = upload(client, content)
     dataset = answered(response, 201)
     assert response.headers["Location"] == f"/v1/datasets/{dataset['id']}"
-    assert stored(dataset) == STORED
+    assert stored_columns(dataset) == STORED
 
 
-def test_quoted_text_may_hold_delimiters_and_quotes(client: TestClient) -> None:
+def test_quoted_text_may_contain_delimiters_and_quotes(client: TestClient) -> None:
     content = b'shop,demand\n"north, big",1\n"the ""best""",2\n'
     dataset = answered(upload(client, content), 201)
-    assert stored(dataset)["shop"] == ["north, big", 'the "best"']
+    assert stored_columns(dataset)["shop"] == ["north, big", 'the "best"']
 
 
-def test_quoted_line_breaks_are_read_in_columns_that_are_not_used(client: TestClient) -> None:
+def test_quoted_line_breaks_are_read_in_unused_columns(client: TestClient) -> None:
     content = b'note,x,demand\n"two\nlines",1,2\n"one line",2,3\n'
-    assert stored(answered(upload(client, content, contexts="x"), 201)) == {"x": [1.0, 2.0], "demand": [2.0, 3.0]}
+    assert stored_columns(answered(upload(client, content, contexts="x"), 201)) == {
+        "x": [1.0, 2.0],
+        "demand": [2.0, 3.0],
+    }
 
 
-def test_a_quoted_column_name_may_hold_the_other_delimiters(client: TestClient) -> None:
+def test_a_quoted_column_name_may_contain_other_delimiters(client: TestClient) -> None:
     content = b'"price, net";"shop";demand\n1;a;2\n2;b;3\n'
-    assert list(stored(answered(upload(client, content), 201))) == ["price, net", "shop", "demand"]
+    assert list(stored_columns(answered(upload(client, content), 201))) == ["price, net", "shop", "demand"]
 
 
-def test_the_usual_words_for_missing_are_missing_unless_they_are_quoted(client: TestClient) -> None:
+def test_words_for_missing_values_are_missing_unless_quoted(client: TestClient) -> None:
     content = "shop,x,demand\n" + "".join(f"a,{word},1\n" for word in ("", "NA", "N/A", "null", "NULL", "None"))
     content += '"NA",1,2\nb,2,3\n'
     dataset = answered(upload(client, content.encode(), missing="drop"), 201)
     assert column(dataset, "x")["missing"] == 6
-    assert stored(dataset)["shop"] == ["NA", "b"]
+    assert stored_columns(dataset)["shop"] == ["NA", "b"]
 
 
-def test_an_upload_refuses_a_form_field_that_it_does_not_know(client: TestClient) -> None:
+def test_an_upload_refuses_an_unknown_form_field(client: TestClient) -> None:
     before = counts()
     response = upload(client, b"x,demand\n1,1\n", categoricals="x")
     assert response.status_code == 422
@@ -243,7 +248,7 @@ def test_an_upload_takes_roles_as_comma_separated_names(client: TestClient) -> N
     content = b"shop,x,unused,sold,returned\n1,2,q,3,4\n2,3,q,4,5\n"
     form = {"outcomes": "sold, returned", "contexts": " shop,x ", "categorical": "shop"}
     dataset = answered(upload(client, content, **form), 201)
-    assert stored(dataset) == {"shop": ["1", "2"], "x": [2.0, 3.0], "sold": [3.0, 4.0], "returned": [4.0, 5.0]}
+    assert stored_columns(dataset) == {"shop": ["1", "2"], "x": [2.0, 3.0], "sold": [3.0, 4.0], "returned": [4.0, 5.0]}
     assert [entry["role"] for entry in dataset["columns"]] == ["context", "context", "outcome", "outcome"]
 
 
@@ -251,7 +256,7 @@ def test_a_csv_file_of_many_blocks_keeps_every_row_in_order(client: TestClient) 
     lines = [f"{index},shop {index % 50},{index * 0.5}" for index in range(80_000)]
     content = ("x,shop,demand\n" + "\n".join(lines)).encode()
     assert len(content) > 1_500_000
-    table = stored(answered(upload(client, content), 201))
+    table = stored_columns(answered(upload(client, content), 201))
     assert table["x"] == [float(index) for index in range(80_000)]
     assert table["shop"][79_999] == "shop 49"
     assert table["demand"][-1] == 39_999.5
@@ -260,7 +265,7 @@ def test_a_csv_file_of_many_blocks_keeps_every_row_in_order(client: TestClient) 
 # Parquet
 
 
-def test_a_parquet_file_may_hold_every_kind_of_number_and_text(client: TestClient) -> None:
+def test_a_parquet_file_may_have_every_number_and_text_type(client: TestClient) -> None:
     content = parquet(
         {
             "int8": pa.array([1, -2, 3], pa.int8()),
@@ -274,7 +279,7 @@ def test_a_parquet_file_may_hold_every_kind_of_number_and_text(client: TestClien
             "demand": pa.array([3, 4, 5], pa.int32()),
         }
     )
-    assert stored(answered(upload(client, content), 201)) == {
+    assert stored_columns(answered(upload(client, content), 201)) == {
         "int8": [1.0, -2.0, 3.0],
         "uint64": [1.0, float(2**40), 3.0],
         "float32": [0.5, 1.5, -2.25],
@@ -295,7 +300,7 @@ def test_nulls_in_parquet_are_missing_values(client: TestClient) -> None:
         "demand": [1.0, 2.0, 3.0, 4.0],
     }
     dataset = answered(upload(client, parquet(columns), missing="drop"), 201)
-    assert stored(dataset) == {"x": [1.0, 4.0], "flag": [1.0, 0.0], "shop": ["a", "d"], "demand": [1.0, 4.0]}
+    assert stored_columns(dataset) == {"x": [1.0, 4.0], "flag": [1.0, 0.0], "shop": ["a", "d"], "demand": [1.0, 4.0]}
     assert {entry["name"]: entry["missing"] for entry in dataset["columns"]} == {
         "x": 1,
         "flag": 1,
@@ -306,10 +311,10 @@ def test_nulls_in_parquet_are_missing_values(client: TestClient) -> None:
 
 def test_a_parquet_file_of_many_row_groups_keeps_every_row_in_order(client: TestClient) -> None:
     content = parquet({"x": list(range(1000)), "demand": [0.5] * 1000}, row_group_size=64, compression="zstd")
-    assert stored(answered(upload(client, content), 201))["x"] == [float(index) for index in range(1000)]
+    assert stored_columns(answered(upload(client, content), 201))["x"] == [float(index) for index in range(1000)]
 
 
-def test_the_same_history_is_the_same_data_set_from_json_csv_and_parquet(client: TestClient) -> None:
+def test_json_csv_and_parquet_give_the_same_data_set(client: TestClient) -> None:
     from_rows = create_dataset(client, outcomes=["demand"], rows=DAYS)
     from_csv = answered(upload(client, CSV.encode()), 201)
     from_parquet = answered(upload(client, parquet(STORED)), 201)
@@ -330,47 +335,47 @@ def test_a_data_set_in_many_chunks_reads_back_whole_and_in_order(
     before = counts()["dataset_chunks"]
     dataset = create_dataset(client, outcomes=["demand"], rows=rows)
     assert counts()["dataset_chunks"] - before == 7
-    assert stored(dataset) == {
+    assert stored_columns(dataset) == {
         "x": [float(row["x"]) for row in rows],
         "shop": [row["shop"] for row in rows],
         "demand": [float(row["demand"]) for row in rows],
     }
 
 
-def test_a_damaged_chunk_is_noticed(client: TestClient) -> None:
+def test_a_damaged_chunk_is_detected(client: TestClient) -> None:
     dataset = create_dataset(client, outcomes=["demand"], rows=DAYS)
     with transaction() as session:
         chunk = session.scalars(sa.select(DatasetChunkRow).where(DatasetChunkRow.dataset_id == dataset["id"])).one()
         chunk.data = chunk.data[:100] + bytes([chunk.data[100] ^ 1]) + chunk.data[101:]
     with pytest.raises(CorruptBlob):
-        stored(dataset)
+        stored_columns(dataset)
 
 
-# what was uploaded must be usable at prescribe time in the same words
+# uploaded values can be used in contexts unchanged
 
 
-def learned_from(client: TestClient, content: bytes, **form: str) -> Json:
+def learn_from_file(client: TestClient, content: bytes, **form: str) -> Json:
     dataset = answered(upload(client, content, **form), 201)
     spec = {"kind": "newsvendor", "items": [{"name": "demand", "underage_cost": 3, "overage_cost": 1}]}
     problem = answered(client.post("/v1/problems", json={"name": "shop", "spec": spec}), 201)
     return learned(client, problem_id=problem["id"], dataset_id=dataset["id"])
 
 
-def test_booleans_in_a_csv_file_are_known_as_json_booleans_when_prescribing(client: TestClient) -> None:
+def test_booleans_of_a_csv_file_match_json_booleans_when_prescribing(client: TestClient) -> None:
     content = "promotion,demand\n" + "".join(f"{bool(index % 2)},{index}\n" for index in range(20))
-    posterior = learned_from(client, content.encode())
+    posterior = learn_from_file(client, content.encode())
     assert prescribe(client, posterior["id"], contexts=[{"promotion": True}])["prescriptions"]
 
 
-def test_whole_numbers_with_a_point_in_a_csv_file_match_json_numbers(
+def test_integers_with_a_decimal_point_in_csv_match_json_numbers(
     client: TestClient,
 ) -> None:
     content = "shop,demand\n" + "".join(f"{index % 3}.0,{index}\n" for index in range(20))
-    posterior = learned_from(client, content.encode(), categorical="shop")
+    posterior = learn_from_file(client, content.encode(), categorical="shop")
     assert prescribe(client, posterior["id"], contexts=[{"shop": 2}])["prescriptions"]
 
 
 def test_categorical_booleans_of_parquet_match_json_booleans_when_prescribing(client: TestClient) -> None:
     content = parquet({"promotion": [bool(index % 2) for index in range(20)], "demand": list(range(20))})
-    posterior = learned_from(client, content, categorical="promotion")
+    posterior = learn_from_file(client, content, categorical="promotion")
     assert prescribe(client, posterior["id"], contexts=[{"promotion": True}])["prescriptions"]

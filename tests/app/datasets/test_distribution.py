@@ -1,4 +1,4 @@
-"""What there is to draw of a data set: histograms, categories, outcomes over time with gaps and changes of level."""
+"""GET /v1/datasets/{id}/distribution: histograms, categories, outcomes over time, gaps and level shifts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def distribution(client: TestClient, dataset: Json, **query: str) -> Json:
     return answered(client.get(f"/v1/datasets/{dataset['id']}/distribution", params=query))
 
 
-def made(client: TestClient, rows: list[Json], **changes: Any) -> Json:
+def make_dataset(client: TestClient, rows: list[Json], **changes: Any) -> Json:
     return create_dataset(client, **{"name": "history", "rows": rows, "outcomes": ["sold"], "time": "day"} | changes)
 
 
@@ -38,7 +38,7 @@ def days(count: int, level: float = 50.0, **more: Any) -> list[Json]:
 # columns
 
 
-def test_every_column_has_its_counts(client: TestClient) -> None:
+def test_every_column_has_counts(client: TestClient) -> None:
     dataset = create_dataset(client)
     found = distribution(client, dataset)
     assert (found["id"], found["rows"], found["revision"]) == (dataset["id"], len(ROWS), 1)
@@ -71,13 +71,13 @@ def test_every_column_has_its_counts(client: TestClient) -> None:
         ([], [0]),
     ],
 )
-def test_few_values_have_a_bin_each(values: list[float], bins: list[int]) -> None:
+def test_few_distinct_values_have_a_bin_each(values: list[float], bins: list[int]) -> None:
     edges, counts = histogram(np.array(values, dtype=np.float64))
     assert counts == bins
     assert len(edges) == len(counts) + 1
 
 
-def test_few_values_stand_in_the_middle_of_bins() -> None:
+def test_few_distinct_values_lie_in_the_middle_of_bins() -> None:
     edges, counts = histogram(np.array([4.5, 4.51, 4.51, 4.53]))
     assert counts == [1, 2, 0, 1]
     assert edges == pytest.approx([4.495, 4.505, 4.515, 4.525, 4.535])
@@ -86,14 +86,14 @@ def test_few_values_stand_in_the_middle_of_bins() -> None:
     assert sum(histogram(np.array([0.0, 1e-9, 1.0]))[1]) == 3
 
 
-def test_whole_numbers_are_shared_out_equally() -> None:
+def test_integers_are_spread_evenly_over_bins() -> None:
     edges, counts = histogram(np.arange(100.0))
     assert counts == [4] * 25
     assert (edges[0], edges[1], edges[-1]) == (-0.5, 3.5, 99.5)
 
 
 @pytest.mark.parametrize("high", [1e100, 1e9 + 0.1, 30.5, 29.5, 1e-290])
-def test_all_values_are_counted_however_far_they_lie(high: float) -> None:
+def test_extreme_values_are_all_counted(high: float) -> None:
     values = np.append(np.linspace(-high, high, 97), [0.0, high / 3])
     edges, counts = histogram(values)
     assert (len(counts), sum(counts)) == (30, 99)
@@ -119,9 +119,9 @@ def test_gaps_of_decisions_are_counted(client: TestClient) -> None:
 # over time
 
 
-def test_each_day_is_a_bucket_of_its_own_in_a_short_history(client: TestClient) -> None:
+def test_a_short_history_has_one_bucket_per_day(client: TestClient) -> None:
     rows = days(100)
-    found = distribution(client, made(client, rows))["over_time"]
+    found = distribution(client, make_dataset(client, rows))["over_time"]
     assert (found["series"], found["periods"], found["gaps"]) == (None, 1, [])
     assert found["times"] == [row["day"] for row in rows]
     (outcome,) = found["outcomes"]
@@ -130,11 +130,11 @@ def test_each_day_is_a_bucket_of_its_own_in_a_short_history(client: TestClient) 
     assert outcome["shifts"] == []
 
 
-def test_a_long_history_is_cut_into_few_buckets(client: TestClient) -> None:
+def test_a_long_history_has_few_buckets(client: TestClient) -> None:
     begin = datetime(2024, 1, 1)
     rows = [{"day": (begin + timedelta(hours=n)).isoformat(), "sold": float(n)} for n in range(3_000)]
     random.Random(4).shuffle(rows)
-    found = distribution(client, made(client, rows))["over_time"]
+    found = distribution(client, make_dataset(client, rows))["over_time"]
     assert (found["periods"], len(found["times"])) == (8, 375)
     assert found["times"][:2] == ["2024-01-01T00:00", "2024-01-01T08:00"]
     (outcome,) = found["outcomes"]
@@ -142,31 +142,31 @@ def test_a_long_history_is_cut_into_few_buckets(client: TestClient) -> None:
     assert sum(found["rows"]) == 3_000
 
 
-def test_months_and_periods_are_written_as_they_are(client: TestClient) -> None:
+def test_months_and_periods_keep_their_format(client: TestClient) -> None:
     months = [{"day": f"{2000 + n // 12}-{n % 12 + 1:02d}-15", "sold": n} for n in range(60)]
-    found = distribution(client, made(client, months))["over_time"]
+    found = distribution(client, make_dataset(client, months))["over_time"]
     assert found["times"][:2] == ["2000-01-01", "2000-02-01"]
     periods = [{"day": 5 + 3 * n, "sold": n} for n in range(60)]
-    found = distribution(client, made(client, periods))["over_time"]
+    found = distribution(client, make_dataset(client, periods))["over_time"]
     assert found["times"][:3] == ["5", "8", "11"]
 
 
-def test_periods_far_apart_take_no_more_buckets(client: TestClient) -> None:
+def test_periods_far_apart_need_no_more_buckets(client: TestClient) -> None:
     rows = [{"day": number, "sold": 1.0 + number % 5} for number in (0, 1, 2, 10**15)]
-    found = distribution(client, made(client, rows))["over_time"]
+    found = distribution(client, make_dataset(client, rows))["over_time"]
     assert len(found["times"]) == 2
     assert found["gaps"] == [{"after": "2", "before": str(10**15), "periods": 10**15 - 3, "series": 1}]
 
 
-def test_a_gap_is_told_by_the_days_around_it_and_closed_days_are_none(client: TestClient) -> None:
+def test_a_gap_is_given_by_the_days_around_it_and_excludes_closed_days(client: TestClient) -> None:
     open_days = [row for row in days(200) if date.fromisoformat(row["day"]).weekday() != 6]
     rows = [row for row in open_days if not "2023-03-06" <= row["day"] <= "2023-03-14"]
-    (gap,) = distribution(client, made(client, rows))["over_time"]["gaps"]
+    (gap,) = distribution(client, make_dataset(client, rows))["over_time"]["gaps"]
     assert gap == {"after": "2023-03-04", "before": "2023-03-15", "periods": 8, "series": 1}
 
 
 def series_rows() -> list[Json]:
-    """Three shops: all lack two days in March, west alone four days in May, and east begins late."""
+    """Make four shops: all lack two days in March, west lacks four days in May, east starts late."""
     rows = []
     for shop, level in (("north", 40), ("south", 60), ("west", 25), ("east", 30)):
         for row in days(200, level, shop=shop, item="bread, white"):
@@ -178,8 +178,8 @@ def series_rows() -> list[Json]:
     return rows
 
 
-def test_gaps_of_all_series_together_and_of_one(client: TestClient) -> None:
-    dataset = made(client, series_rows(), series=["shop", "item"])
+def test_gaps_are_listed_for_all_series_or_for_one(client: TestClient) -> None:
+    dataset = make_dataset(client, series_rows(), series=["shop", "item"])
     found = distribution(client, dataset)
     assert found["series_count"] == 4
     assert found["series"][0] == {"series": "north, bread, white", "rows": 198}
@@ -197,47 +197,47 @@ def test_gaps_of_all_series_together_and_of_one(client: TestClient) -> None:
     assert sum(west["over_time"]["rows"]) == 194
 
 
-def test_there_are_at_most_fifty_gaps_the_longest_ones(client: TestClient) -> None:
+def test_only_the_fifty_longest_gaps_are_listed(client: TestClient) -> None:
     rows = [row for n, row in enumerate(days(700)) if n % 9 and not 300 < n < 320]
-    gaps = distribution(client, made(client, rows))["over_time"]["gaps"]
+    gaps = distribution(client, make_dataset(client, rows))["over_time"]["gaps"]
     assert len(gaps) == 50
     assert [gap["after"] for gap in gaps] == sorted(gap["after"] for gap in gaps)
     assert max(gap["periods"] for gap in gaps) > 15
 
 
-# changes of level
+# level shifts
 
 
 @pytest.mark.parametrize("at", [60, 150, 240])
-def test_a_level_that_changes_is_marked_about_where_it_does(client: TestClient, at: int) -> None:
+def test_a_level_shift_is_found_near_its_time(client: TestClient, at: int) -> None:
     rows = [row | {"sold": row["sold"] + (15 if n >= at else 0)} for n, row in enumerate(days(300))]
-    (outcome,) = distribution(client, made(client, rows))["over_time"]["outcomes"]
+    (outcome,) = distribution(client, make_dataset(client, rows))["over_time"]["outcomes"]
     (shift,) = outcome["shifts"]
     assert abs((date.fromisoformat(shift["since"]) - FIRST).days - at) <= 15
     assert shift["after"] - shift["before"] == pytest.approx(15, abs=3)
     assert shift["before"] == pytest.approx(50, abs=2)
 
 
-def test_a_season_that_returns_is_no_change_and_neither_is_noise(client: TestClient) -> None:
+def test_seasons_and_noise_are_not_level_shifts(client: TestClient) -> None:
     noisy = [row | {"sold": row["sold"] + 20 * math.sin(n / 30 * 2 * math.pi)} for n, row in enumerate(days(600))]
-    (outcome,) = distribution(client, made(client, noisy))["over_time"]["outcomes"]
+    (outcome,) = distribution(client, make_dataset(client, noisy))["over_time"]["outcomes"]
     assert outcome["shifts"] == []
 
 
-def test_what_is_warned_of_is_marked_too(client: TestClient) -> None:
+def test_a_shift_with_a_warning_is_listed_too(client: TestClient) -> None:
     rows = [row | {"sold": row["sold"] + (12 if n >= 260 else 0)} for n, row in enumerate(days(320))]
-    dataset = made(client, rows)
+    dataset = make_dataset(client, rows)
     assert any("higher since about" in warning for warning in dataset["warnings"])
     (outcome,) = distribution(client, dataset)["over_time"]["outcomes"]
     assert outcome["shifts"]
 
 
-# what is asked for
+# query parameters
 
 
-def test_one_part_and_one_outcome_can_be_asked_for(client: TestClient) -> None:
+def test_a_single_part_and_outcome_can_be_requested(client: TestClient) -> None:
     rows = [row | {"other": 1.0 + n % 7} for n, row in enumerate(days(80))]
-    dataset = made(client, rows, outcomes=["sold", "other"])
+    dataset = make_dataset(client, rows, outcomes=["sold", "other"])
     assert len(distribution(client, dataset)["over_time"]["outcomes"]) == 2
     alone = distribution(client, dataset, outcome="other", only="over_time")
     assert [one["name"] for one in alone["over_time"]["outcomes"]] == ["other"]
@@ -245,9 +245,9 @@ def test_one_part_and_one_outcome_can_be_asked_for(client: TestClient) -> None:
     assert distribution(client, dataset, only="columns")["over_time"] is None
 
 
-def test_wrong_questions_are_refused(client: TestClient) -> None:
+def test_invalid_queries_are_refused(client: TestClient) -> None:
     plain = create_dataset(client)
-    dated = made(client, series_rows(), series=["shop", "item"])
+    dated = make_dataset(client, series_rows(), series=["shop", "item"])
     for dataset, query, says in (
         (plain, {"series": "north"}, "no key columns"),
         (plain, {"outcome": "weekday"}, f"it has {', '.join(OUTCOMES)}"),
@@ -262,8 +262,8 @@ def test_wrong_questions_are_refused(client: TestClient) -> None:
     assert client.get("/v1/datasets/data_nothing/distribution").status_code == 404
 
 
-def test_appended_rows_are_in_it(client: TestClient) -> None:
-    dataset = made(client, days(60))
+def test_the_distribution_includes_appended_rows(client: TestClient) -> None:
+    dataset = make_dataset(client, days(60))
     more = {"rows": [{"day": str(FIRST + timedelta(60)), "sold": 999.0}]}
     answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json=more), 201)
     found = distribution(client, dataset)
@@ -272,7 +272,7 @@ def test_appended_rows_are_in_it(client: TestClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_data_set_is_told_of_in_seconds(client: TestClient) -> None:
+def test_the_distribution_of_a_large_data_set_takes_seconds(client: TestClient) -> None:
     rows, series = 400_000, 500
     numbers = np.arange(rows)
     columns = {

@@ -1,4 +1,4 @@
-"""Numbers as people write them, gaps that are dropped or filled in, and categories that are rare."""
+"""Number formats, missing values that are dropped or imputed, and rare categories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.db.engine import transaction
 from tests.support.journey import Json, answered, create_dataset, upload
 
 
-def stored(dataset: Json) -> dict[str, list[Any]]:
+def stored_columns(dataset: Json) -> dict[str, list[Any]]:
     with transaction() as session:
         found: dict[str, list[Any]] = service.read_table(session, dataset["id"]).to_pydict()
     return found
@@ -41,29 +41,29 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_commas_and_thousands_are_read_in_one_way_for_a_column(client: TestClient, name: str) -> None:
+def test_number_formats_are_recognised_per_column(client: TestClient, name: str) -> None:
     texts, numbers = WRITTEN[name]
     content = "x;demand\n" + "".join(f'{index};"{text}"\n' for index, text in enumerate(texts))
-    assert stored(answered(upload(client, content.encode()), 201))["demand"] == numbers
+    assert stored_columns(answered(upload(client, content.encode()), 201))["demand"] == numbers
     swapped = "demand;x\n" + "".join(f'{index};"{text}"\n' for index, text in enumerate(texts))
-    assert stored(answered(upload(client, swapped.encode()), 201))["x"] == numbers
+    assert stored_columns(answered(upload(client, swapped.encode()), 201))["x"] == numbers
 
 
 @pytest.mark.parametrize("outcome", [True, False])
-def test_a_column_that_may_mean_two_numbers_is_asked_about(client: TestClient, outcome: bool) -> None:
+def test_an_ambiguous_number_format_is_refused(client: TestClient, outcome: bool) -> None:
     header = "x;demand" if outcome else "demand;x"
     answer = answered(upload(client, f"{header}\n1;999\n2;1,234\n".encode()), 422)
     assert "'1,234' is ambiguous" in answer["detail"]
     assert len(answer["errors"]) == 1
 
 
-def test_two_ways_in_one_column_are_refused_with_the_value(client: TestClient) -> None:
+def test_mixed_number_formats_are_refused_with_the_value(client: TestClient) -> None:
     answer = answered(upload(client, b"x;demand\n1;1.5\n2;2.5\n3;4,99\n"), 422)
     assert answer["detail"].startswith("line 4, column 'demand': '4,99' is written unlike other numbers")
 
 
 @given(st.lists(st.floats(-1e9, 1e9).map(lambda number: round(number, 2)), min_size=1, max_size=8))
-def test_grouped_numbers_read_as_what_they_were_or_are_asked_about(numbers: list[float]) -> None:
+def test_grouped_numbers_are_read_back_exactly(numbers: list[float]) -> None:
     english = [f"{number:,.2f}" for number in numbers]
     german = [text.translate(str.maketrans(",.", ".,")) for text in english]
     swiss = [text.replace(",", "'") for text in english]
@@ -74,11 +74,11 @@ def test_grouped_numbers_read_as_what_they_were_or_are_asked_about(numbers: list
 
 
 @given(st.lists(st.text(alphabet="0123456789.,' +-e", max_size=8), max_size=5))
-def test_no_text_breaks_reading(texts: list[str]) -> None:
+def test_any_text_can_be_parsed(texts: list[str]) -> None:
     assert len(read_numbers(texts).numbers) == len(texts)
 
 
-# gaps
+# missing values
 
 GAPS = [
     {"x": 1, "shop": "a", "demand": 10},
@@ -90,9 +90,9 @@ GAPS = [
 ]
 
 
-def test_imputed_numbers_stay_gaps_and_have_a_median(client: TestClient) -> None:
+def test_imputed_numbers_stay_missing_and_have_a_median(client: TestClient) -> None:
     dataset = create_dataset(client, outcomes=["demand"], missing="impute", rows=GAPS)
-    assert stored(dataset) == {
+    assert stored_columns(dataset) == {
         "x": [1.0, None, 3.0, 9.0],
         "shop": ["a", "a", "b", "b"],
         "demand": [10.0, 20.0, 30.0, 60.0],
@@ -107,23 +107,23 @@ def test_imputed_numbers_stay_gaps_and_have_a_median(client: TestClient) -> None
     ]
 
 
-def test_an_unknown_category_is_other_where_that_is_allowed(client: TestClient) -> None:
+def test_a_missing_category_becomes_other_where_allowed(client: TestClient) -> None:
     dataset = create_dataset(client, outcomes=["demand"], missing="impute", unseen="other", rows=GAPS)
-    assert stored(dataset)["shop"] == ["a", "a", "b", "other", "b"]
+    assert stored_columns(dataset)["shop"] == ["a", "a", "b", "other", "b"]
     assert column(dataset, "shop")["categories"] == ["a", "b", "other"]
 
 
-def test_outcomes_times_and_keys_are_never_filled_in(client: TestClient) -> None:
+def test_outcomes_times_and_series_keys_are_never_imputed(client: TestClient) -> None:
     rows: list[Json] = [{"when": day, "shop": shop, "demand": 1.5} for day in (1, 2, 3) for shop in ("a", "b")]
     rows[0]["demand"], rows[1]["when"], rows[2]["shop"] = None, None, None
     dataset = create_dataset(
         client, outcomes=["demand"], time="when", series=["shop"], missing="impute", unseen="other", rows=rows
     )
-    assert stored(dataset)["shop"] == ["b", "a", "b"]
+    assert stored_columns(dataset)["shop"] == ["b", "a", "b"]
     assert dataset["warnings"][0].startswith("3 rows were dropped because they lack 'when', 'shop', 'demand'")
 
 
-def test_every_missing_value_is_named_up_to_twenty(client: TestClient) -> None:
+def test_up_to_twenty_missing_values_are_listed(client: TestClient) -> None:
     body = {"name": "d", "outcomes": ["demand"], "rows": GAPS}
     answer = answered(client.post("/v1/datasets", json=body), 422)
     assert [error["pointer"] for error in answer["errors"]] == ["#/rows/1/x", "#/rows/4/shop", "#/rows/3/demand"]
@@ -146,11 +146,11 @@ def test_rare_categories_become_other(client: TestClient) -> None:
     dataset = create_dataset(client, outcomes=["demand"], unseen="other", rows=rows)
     shop = column(dataset, "shop")
     assert (shop["categories"], shop["other"]) == (["a", "b", "other"], True)
-    assert stored(dataset)["shop"] == ["a", "b", "a", "other", "b", "other"]
+    assert stored_columns(dataset)["shop"] == ["a", "b", "a", "other", "b", "other"]
     assert "2 rare categories of 'shop' became \"other\"" in dataset["warnings"]
 
 
-def test_of_too_many_categories_the_rarest_become_other(client: TestClient, settings: Any) -> None:
+def test_above_the_limit_the_rarest_categories_become_other(client: TestClient, settings: Any) -> None:
     settings(max_categories=3)
     rows = [{"shop": shop, "demand": index} for index, shop in enumerate("aaabbccccdd")]
     dataset = create_dataset(client, outcomes=["demand"], unseen="other", rows=rows)
@@ -160,7 +160,7 @@ def test_of_too_many_categories_the_rarest_become_other(client: TestClient, sett
     assert answered(upload(client, content.encode(), **form), 201)["columns"] == dataset["columns"]
 
 
-def test_without_rare_categories_there_is_still_a_place_for_new_ones(client: TestClient) -> None:
+def test_without_rare_categories_other_exists_for_new_ones(client: TestClient) -> None:
     rows = [{"shop": shop, "demand": index} for index, shop in enumerate("abab")]
     dataset = create_dataset(client, outcomes=["demand"], unseen="other", rows=rows)
     assert column(dataset, "shop")["categories"] == ["a", "b", "other"]

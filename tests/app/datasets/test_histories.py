@@ -1,4 +1,4 @@
-"""Histories that know time and series, from learning to prescribing: what is looked back on, and what is refused."""
+"""Histories with time and series, from learning to prescribing: lag features, refusals, appended rows."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def context(number: int, shop: str = "north", **changes: Any) -> Json:
     return {"day": day(number), "shop": shop, "promotion": False} | changes
 
 
-def refused(client: TestClient, posterior: Json, *contexts: Any) -> Json:
+def refusal_of(client: TestClient, posterior: Json, *contexts: Any) -> Json:
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": list(contexts)})
     return answered(response, 422)
 
@@ -84,7 +84,7 @@ def refused(client: TestClient, posterior: Json, *contexts: Any) -> Json:
 # learning
 
 
-def test_the_recipe_is_described_with_the_posterior(posterior: Json) -> None:
+def test_a_posterior_describes_its_recipe(posterior: Json) -> None:
     recipe = posterior["recipe"]["recipe"]
     assert recipe["clock"] == {"unit": "day", "step": 1, "phase": 0}
     assert recipe["lead"] == LEAD
@@ -92,12 +92,12 @@ def test_the_recipe_is_described_with_the_posterior(posterior: Json) -> None:
     assert recipe["season"] == 7
     assert posterior["recipe"]["keys"] == {"shop": ["north", "south"]}
     assert posterior["recipe"]["revision"] == 1
-    # The first rows of each shop have no row that is old enough before them.
+    # The first rows of each shop have no lags.
     assert posterior["recipe"]["left_out"] == 2 * LEAD
     assert posterior["recipe"]["rows"] == 2 * (DAYS - LEAD)
 
 
-def test_asked_for_features_replace_those_of_auto(client: TestClient) -> None:
+def test_requested_features_replace_those_of_auto(client: TestClient) -> None:
     features = {"lags": [7, 14], "windows": [], "calendar": [], "trend": False, "holidays": "DE"}
     posterior = learned_from(client, shops(client), features=features)
     recipe = posterior["recipe"]["recipe"]
@@ -106,7 +106,7 @@ def test_asked_for_features_replace_those_of_auto(client: TestClient) -> None:
     assert prescribe(client, posterior["id"], contexts=[context(DAYS)])["prescriptions"][0]["status"] == "optimal"
 
 
-def test_without_features_of_time_contexts_need_no_time(client: TestClient) -> None:
+def test_without_time_features_contexts_need_no_time(client: TestClient) -> None:
     posterior = learned_from(client, shops(client), features="none")
     assert posterior["recipe"]["recipe"] is None
     answer = prescribe(client, posterior["id"], contexts=[{"shop": "north", "promotion": True}, context(900)])
@@ -114,7 +114,7 @@ def test_without_features_of_time_contexts_need_no_time(client: TestClient) -> N
     assert answer["history"] is None
 
 
-def test_whole_numbers_are_periods(client: TestClient) -> None:
+def test_integers_are_periods(client: TestClient) -> None:
     rows = [{"week": 100 + n, "demand": 10.0 + n % 4} for n in range(60)]
     posterior = learned_from(client, create_dataset(client, outcomes=["demand"], time="week", rows=rows))
     answer = prescribe(client, posterior["id"], contexts=[{"week": 160}, {"week": "161"}, {"week": 160.5}])
@@ -133,7 +133,7 @@ REFUSED_FEATURES: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED_FEATURES)
-def test_features_that_cannot_be_made_are_refused_when_the_job_is_made(client: TestClient, name: str) -> None:
+def test_impossible_features_are_refused_on_creation_of_the_job(client: TestClient, name: str) -> None:
     features, pointer, says = REFUSED_FEATURES[name]
     ids = {"problem_id": create_problem(client, spec=SPEC)["id"], "dataset_id": shops(client)["id"]}
     answer = answered(client.post("/v1/jobs", json=ids | {"inference": QUICK, "features": features}), 422)
@@ -141,7 +141,7 @@ def test_features_that_cannot_be_made_are_refused_when_the_job_is_made(client: T
     assert says in str(answer)
 
 
-def test_features_of_time_need_a_time_column(client: TestClient) -> None:
+def test_time_features_need_a_time_column(client: TestClient) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     answer = answered(client.post("/v1/jobs", json=ids | {"features": {"lags": [7]}}), 422)
     assert answer["errors"][0]["pointer"] == "#/features"
@@ -151,7 +151,7 @@ def test_features_of_time_need_a_time_column(client: TestClient) -> None:
 # prescribing
 
 
-def test_each_series_is_decided_for_at_its_own_level(client: TestClient, posterior: Json) -> None:
+def test_each_series_gets_decisions_at_its_own_level(client: TestClient, posterior: Json) -> None:
     answer = prescribe(client, posterior["id"], contexts=[context(DAYS, "north"), context(DAYS, "south")])
     north, south = (one["decision"]["demand"] for one in answer["prescriptions"])
     assert 30 < north < 150
@@ -161,7 +161,7 @@ def test_each_series_is_decided_for_at_its_own_level(client: TestClient, posteri
     assert [one["warnings"] for one in answer["prescriptions"]] == [[], []]
 
 
-def test_times_may_be_written_in_any_way_that_means_the_same_day(client: TestClient, posterior: Json) -> None:
+def test_every_format_of_the_same_day_gives_the_same_decision(client: TestClient, posterior: Json) -> None:
     when = FIRST + timedelta(days=DAYS)
     spelled = [when.isoformat(), f"{when:%d.%m.%Y}", f"{when.isoformat()}T00:00:00", f" {when.isoformat()} "]
     answer = prescribe(client, posterior["id"], contexts=[context(0, day=text) for text in spelled])
@@ -193,11 +193,9 @@ BAD_CONTEXTS: dict[str, tuple[Json, str, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_CONTEXTS)
-def test_a_bad_context_is_refused_with_its_reason_and_others_are_served(
-    client: TestClient, posterior: Json, name: str
-) -> None:
+def test_an_invalid_context_is_refused_and_others_are_served(client: TestClient, posterior: Json, name: str) -> None:
     bad, column, says = BAD_CONTEXTS[name]
-    alone = refused(client, posterior, bad)
+    alone = refusal_of(client, posterior, bad)
     assert alone["errors"][0]["pointer"] == f"#/contexts/0/{column}"
     assert says in alone["detail"]
     answer = prescribe(client, posterior["id"], contexts=[context(DAYS), bad, context(DAYS, "south")])
@@ -220,8 +218,8 @@ def test_a_bad_context_is_refused_with_its_reason_and_others_are_served(
         ([day(DAYS), "north"], "3 values"),
     ],
 )
-def test_a_context_of_another_shape_refuses_the_call(client: TestClient, posterior: Json, bad: Any, says: str) -> None:
-    assert says in refused(client, posterior, context(DAYS), bad)["detail"]
+def test_a_context_of_another_shape_fails_the_call(client: TestClient, posterior: Json, bad: Any, says: str) -> None:
+    assert says in refusal_of(client, posterior, context(DAYS), bad)["detail"]
 
 
 def test_a_date_within_the_history_is_served_with_a_warning(client: TestClient, posterior: Json) -> None:
@@ -230,7 +228,7 @@ def test_a_date_within_the_history_is_served_with_a_warning(client: TestClient, 
     assert "not after the data set's last row" in one["warnings"][0]
 
 
-def test_a_short_series_and_an_unusual_level_are_said_of_the_row(client: TestClient) -> None:
+def test_a_short_series_gives_a_warning_for_its_row(client: TestClient) -> None:
     rows = shop_rows(range(DAYS)) + [
         {"day": day(n), "shop": "new", "promotion": False, "demand": 30_000.0} for n in range(DAYS - 5, DAYS)
     ]
@@ -238,14 +236,14 @@ def test_a_short_series_and_an_unusual_level_are_said_of_the_row(client: TestCli
     assert posterior["recipe"]["rows"] > 0
     short = learned_from(client, shops(client, rows))
     answer = prescribe(client, short["id"], contexts=[context(DAYS, "new"), context(DAYS)])
-    said = answer["prescriptions"][0]["warnings"]
-    assert any("the series is short" in sentence for sentence in said)
+    warnings = answer["prescriptions"][0]["warnings"]
+    assert any("the series is short" in sentence for sentence in warnings)
     assert answer["prescriptions"][1]["warnings"] == []
     assert any("the series is short" in sentence for sentence in answer["warnings"])
 
 
 @pytest.mark.slow
-def test_series_never_seen_are_served_at_the_overall_level_if_so_asked(client: TestClient) -> None:
+def test_unseen_series_are_served_at_the_overall_level_on_request(client: TestClient) -> None:
     posterior = learned_from(client, shops(client, unseen="other"), inference=GOOD)
     answer = prescribe(client, posterior["id"], contexts=[context(DAYS, "west"), context(DAYS)])
     west, north = answer["prescriptions"]
@@ -258,19 +256,19 @@ def test_series_never_seen_are_served_at_the_overall_level_if_so_asked(client: T
 # missing numbers and unseen categories
 
 
-def test_missing_numbers_and_unseen_categories_are_filled_in_on_request(client: TestClient) -> None:
+def test_missing_numbers_and_unseen_categories_are_imputed_on_request(client: TestClient) -> None:
     rows = [
         {"x": None if n % 10 == 0 else float(n % 7), "kind": "ab"[n % 2], "demand": 10.0 + n % 7} for n in range(80)
     ]
     problem = create_problem(client, spec=SPEC)["id"]
 
-    def posterior_of(**changes: Any) -> str:
+    def learn_with(**changes: Any) -> str:
         dataset = create_dataset(client, outcomes=["demand"], rows=rows, **changes)
         job = learn(client, create_job(client, problem_id=problem, dataset_id=dataset["id"])["id"])
         assert job["state"] == "succeeded", job["error"]
         return str(job["posterior_id"])
 
-    lenient, strict = posterior_of(missing="impute", unseen="other"), posterior_of(missing="drop")
+    lenient, strict = learn_with(missing="impute", unseen="other"), learn_with(missing="drop")
     contexts = [{"x": 3, "kind": "a"}, {"x": None, "kind": "a"}, {"x": 3, "kind": "z"}, {"x": "3", "kind": None}]
     found = [one["status"] for one in prescribe(client, lenient, contexts=contexts)["prescriptions"]]
     assert found == ["optimal", "optimal", "optimal", "refused"]
@@ -281,8 +279,8 @@ def test_missing_numbers_and_unseen_categories_are_filled_in_on_request(client: 
 # batches
 
 
-def batch(client: TestClient, posterior: Json, content: str) -> list[Json]:
-    """The rows of a batch's result, computed here as workers do."""
+def batch_rows(client: TestClient, posterior: Json, content: str) -> list[Json]:
+    """Run a batch in this process and return the rows of its result."""
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
     job = answered(client.post(path, files={"file": ("contexts.csv", content.encode())}), 202)
     attempt = service.start(job["id"])
@@ -291,12 +289,12 @@ def batch(client: TestClient, posterior: Json, content: str) -> list[Json]:
     with transaction() as session:
         left = list(session.scalars(sa.select(JobPartRow.seq).where(JobPartRow.job_id == job["id"])))
 
-    def a_worker() -> None:
+    def run_next_part() -> None:
         seq = left.pop()
         assert parts.start(job["id"], seq)
         compute.run_part(job["id"], seq)
 
-    compute.run(job["id"], attempt, a_worker)
+    compute.run(job["id"], attempt, run_next_part)
     result = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "csv"})
     assert result.status_code == 200, result.text
     return list(csv.DictReader(io.StringIO(result.text)))
@@ -306,7 +304,7 @@ def test_a_batch_refuses_rows_one_by_one_and_decides_as_prescribe_does(client: T
     contexts = [context(DAYS), context(DAYS + 1, "south"), context(DAYS + LEAD), context(DAYS, "west"), context(50)]
     lines = [f"{one['day']},{one['shop']},{int(one['promotion'])},n{n}" for n, one in enumerate(contexts)]
     lines += ["nonsense,north,0,n5", f"{day(DAYS)},north,,n6"]
-    rows = batch(client, posterior, "\n".join(["day,shop,promotion,note", *lines]) + "\n")
+    rows = batch_rows(client, posterior, "\n".join(["day,shop,promotion,note", *lines]) + "\n")
     assert [row["note"] for row in rows] == [f"n{n}" for n in range(7)]
     statuses = ["optimal", "optimal", "refused", "refused", "optimal", "refused", "refused"]
     assert [row["status"] for row in rows] == statuses
@@ -320,7 +318,7 @@ def test_a_batch_refuses_rows_one_by_one_and_decides_as_prescribe_does(client: T
     assert [float(row["decision.demand"]) for row in rows[:2]] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_batch_none_of_whose_rows_can_be_used_is_refused_at_once(client: TestClient, posterior: Json) -> None:
+def test_a_batch_without_usable_rows_is_refused_at_once(client: TestClient, posterior: Json) -> None:
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
     content = b"day,shop,promotion\nnonsense,north,1\nmore,north,1\n"
     answer = answered(client.post(path, files={"file": ("contexts.csv", content)}), 422)
@@ -330,23 +328,21 @@ def test_a_batch_none_of_whose_rows_can_be_used_is_refused_at_once(client: TestC
     assert "'day' is missing" in answer["detail"]
 
 
-# newer rows
+# appended rows
 
 
-def appended(client: TestClient, dataset_id: str, rows: list[Json]) -> Json:
+def append(client: TestClient, dataset_id: str, rows: list[Json]) -> Json:
     return answered(client.post(f"/v1/datasets/{dataset_id}/rows", json={"rows": rows}), 201)
 
 
-def test_appended_rows_are_looked_back_on_without_learning_again(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_appended_rows_feed_lags_without_learning_again(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "FRESH_SECONDS", 0.0)
     dataset = shops(client)
     posterior = learned_from(client, dataset, inference=GOOD)
     before = prescribe(client, posterior["id"], contexts=[context(DAYS)])
     new = [row | {"demand": 10 * row["demand"]} for row in shop_rows(range(DAYS, DAYS + 10))]
     new += shop_rows(range(DAYS, DAYS + 10), ("west",))
-    assert appended(client, dataset["id"], new)["revision"] == 2
+    assert append(client, dataset["id"], new)["revision"] == 2
     later = DAYS + 10 + LEAD - 1
     answer = prescribe(client, posterior["id"], contexts=[context(later), context(later, "west"), context(DAYS)])
     assert answer["history"] == {"revision": 2, "last": day(DAYS + 9)}
@@ -357,29 +353,29 @@ def test_appended_rows_are_looked_back_on_without_learning_again(
     assert answered(client.get(f"/v1/posteriors/{posterior['id']}"))["recipe"]["revision"] == 1
 
 
-def test_a_job_learns_from_the_revision_it_was_made_for(client: TestClient) -> None:
+def test_a_job_learns_from_its_revision(client: TestClient) -> None:
     dataset = shops(client)
     problem = create_problem(client, spec=SPEC)
     job = create_job(client, problem_id=problem["id"], dataset_id=dataset["id"])
-    appended(client, dataset["id"], shop_rows(range(DAYS, DAYS + 10)))
+    append(client, dataset["id"], shop_rows(range(DAYS, DAYS + 10)))
     assert job["spec"]["revision"] == 1
     learn(client, job["id"])
     posterior = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert posterior["recipe"]["rows"] == 2 * (DAYS - LEAD)
 
 
-def test_what_was_learned_long_ago_is_said_of_the_row(client: TestClient) -> None:
+def test_an_outdated_posterior_gives_a_warning(client: TestClient) -> None:
     dataset = shops(client)
     posterior = learned_from(client, dataset)
-    appended(client, dataset["id"], shop_rows(range(DAYS, DAYS + 60)))
+    append(client, dataset["id"], shop_rows(range(DAYS, DAYS + 60)))
     later = prescribe(client, posterior["id"], contexts=[context(DAYS + 60)])
     assert any("learn again" in sentence for sentence in later["prescriptions"][0]["warnings"])
 
 
-# elsewhere
+# export and import
 
 
-def test_a_posterior_takes_the_rows_it_looks_back_on_elsewhere(client: TestClient, tmp_path: Path) -> None:
+def test_an_exported_posterior_includes_the_rows_of_its_lags(client: TestClient, tmp_path: Path) -> None:
     posterior, file = learned_from(client, shops(client)), tmp_path / "shop.bco"
     portable.export(posterior["id"], file)
     contexts = [context(DAYS + LEAD - 1), context(DAYS, "south")]
@@ -397,16 +393,16 @@ def test_a_posterior_takes_the_rows_it_looks_back_on_elsewhere(client: TestClien
     stored = answered(client.get(f"/v1/datasets/{row.dataset_id}"))
     assert stored["lead"] == LEAD
     assert stored["rows"] < 2 * DAYS
-    grown = appended(client, stored["id"], shop_rows(range(DAYS, DAYS + 1)))
+    grown = append(client, stored["id"], shop_rows(range(DAYS, DAYS + 1)))
     assert grown["revision"] == 2
-    # It has no job here, and still knows that it has not seen the two new rows.
+    # The import has no job but knows its revision, so the two new rows count as new.
     found = judge_rows(cache_from_settings(), "default", row.id, None, monotonic() + 60)
     assert (found.learned_revision, found.revision, found.verdict) == (1, 2, "too_few")
     assert found.overall is not None
     assert found.overall.rows == 2
 
 
-def test_a_file_whose_rows_were_changed_is_refused(client: TestClient, tmp_path: Path) -> None:
+def test_a_file_with_changed_rows_is_refused(client: TestClient, tmp_path: Path) -> None:
     posterior = learned_from(client, shops(client))
     file, changed = tmp_path / "shop.bco", tmp_path / "changed.bco"
     portable.export(posterior["id"], file)
@@ -429,7 +425,7 @@ def test_a_file_whose_rows_were_changed_is_refused(client: TestClient, tmp_path:
 
 
 @pytest.mark.slow
-def test_boosted_departures_are_refused_for_methods_that_have_none(client: TestClient) -> None:
+def test_boosted_residual_models_need_the_method_auto(client: TestClient) -> None:
     dataset, problem = shops(client), create_problem(client, name="shop", spec=SPEC)
     body = {
         "problem_id": problem["id"],

@@ -1,4 +1,4 @@
-"""A file is looked at before anything is kept: what its columns hold, what they may be, and what looks odd."""
+"""POST /v1/datasets/inspect: columns of a file, suggested roles and warnings, without storing it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.polling import crowding
 from tests.support.workbooks import sheet, workbook
 
 
-def inspected(client: TestClient, content: bytes, **form: str) -> Response:
+def post_inspect(client: TestClient, content: bytes, **form: str) -> Response:
     return client.post("/v1/datasets/inspect", data=form, files={"file": ("history", content)})
 
 
-def looked_at(client: TestClient, content: bytes, **form: str) -> Json:
+def inspect(client: TestClient, content: bytes, **form: str) -> Json:
     before = counts()
-    found = answered(inspected(client, content, **form))
+    found = answered(post_inspect(client, content, **form))
     assert counts() == before
     return found
 
@@ -42,7 +42,7 @@ def column(found: Json, name: str) -> Json:
 
 
 def shops(days: int = 120) -> str:
-    """Three shops over time, with a gap, a decimal comma and what was stocked."""
+    """Write three shops over time as CSV, with gaps, decimal commas and stocked amounts."""
     lines = ["day;shop;promotion;price;sold;stocked"]
     for number in range(days):
         day = date(2024, 1, 1) + timedelta(number)
@@ -55,8 +55,8 @@ def shops(days: int = 120) -> str:
 # roles
 
 
-def test_dates_keys_sales_and_what_was_done_are_found(client: TestClient) -> None:
-    found = looked_at(client, shops().encode())
+def test_time_series_outcome_and_decision_columns_are_recognised(client: TestClient) -> None:
+    found = inspect(client, shops().encode())
     assert roles(found) == {
         "day": "time",
         "shop": "series",
@@ -82,8 +82,8 @@ def test_dates_keys_sales_and_what_was_done_are_found(client: TestClient) -> Non
     assert any("'stocked' has no decision" in sentence for sentence in found["odd"])
 
 
-def test_what_is_suggested_can_be_kept_as_it_is(client: TestClient) -> None:
-    found = looked_at(client, shops().encode())
+def test_suggested_roles_can_be_used_for_the_upload(client: TestClient) -> None:
+    found = inspect(client, shops().encode())
     by_role = {
         role: ",".join(name for name, one in roles(found).items() if one == role) for role in set(roles(found).values())
     }
@@ -100,14 +100,14 @@ def test_what_is_suggested_can_be_kept_as_it_is(client: TestClient) -> None:
     assert {one["name"]: one["role"] for one in answered(kept, 201)["columns"]} == roles(found)
 
 
-def test_amounts_at_the_end_are_outcomes_where_no_name_tells(client: TestClient) -> None:
-    found = looked_at(client, as_csv(bakery_rows(120)).encode())
+def test_without_informative_names_the_last_amounts_are_outcomes(client: TestClient) -> None:
+    found = inspect(client, as_csv(bakery_rows(120)).encode())
     assert [name for name, role in roles(found).items() if role == "outcome"] == ["croissants", "loaves"]
     assert roles(found)["weekday"] == roles(found)["temperature"] == "context"
 
 
-def test_outcomes_that_are_known_are_those_suggested(client: TestClient) -> None:
-    found = looked_at(client, as_csv(bakery_rows(120)).encode(), outcomes="loaves, cakes")
+def test_given_outcomes_are_suggested(client: TestClient) -> None:
+    found = inspect(client, as_csv(bakery_rows(120)).encode(), outcomes="loaves, cakes")
     assert [name for name, role in roles(found).items() if role == "outcome"] == ["loaves"]
     assert any("'cakes' is not a column" in sentence for sentence in found["odd"])
 
@@ -121,9 +121,9 @@ def table(**columns: list[Any]) -> bytes:
     return "\n".join(lines).encode()
 
 
-DRAWN = random.Random(3)
-AMOUNTS = [DRAWN.randint(20, 90) for _ in range(ROWS)]
-PRICES = [round(DRAWN.uniform(3, 5), 2) for _ in range(ROWS)]
+GENERATOR = random.Random(3)
+AMOUNTS = [GENERATOR.randint(20, 90) for _ in range(ROWS)]
+PRICES = [round(GENERATOR.uniform(3, 5), 2) for _ in range(ROWS)]
 DAYS = [str(date(2024, 1, 1) + timedelta(number)) for number in range(ROWS)]
 
 
@@ -146,36 +146,38 @@ DAYS = [str(date(2024, 1, 1) + timedelta(number)) for number in range(ROWS)]
         ({"a": AMOUNTS, "b": AMOUNTS[::-1]}, {"a": "context", "b": "outcome"}),
     ],
 )
-def test_roles_by_name_and_value(client: TestClient, columns: dict[str, list[Any]], expected: dict[str, str]) -> None:
-    assert roles(looked_at(client, table(**columns))).items() >= expected.items()
+def test_roles_are_suggested_by_name_and_value(
+    client: TestClient, columns: dict[str, list[Any]], expected: dict[str, str]
+) -> None:
+    assert roles(inspect(client, table(**columns))).items() >= expected.items()
 
 
-def test_the_fewest_keys_that_tell_series_apart(client: TestClient) -> None:
+def test_the_fewest_keys_that_separate_series_are_suggested(client: TestClient) -> None:
     lines = ["day,note,store,item,qty"]
     for number in range(20):
         for store in ("a", "b", "c"):
             lines += [
                 f"{date(2024, 1, 1) + timedelta(number)},n{number % 2},{store},{item},{number}" for item in (7, 8)
             ]
-    found = roles(looked_at(client, "\n".join(lines).encode()))
+    found = roles(inspect(client, "\n".join(lines).encode()))
     assert found == {"day": "time", "note": "context", "store": "series", "item": "series", "qty": "outcome"}
 
 
-def test_times_that_nothing_tells_apart_are_said_to_be_odd(client: TestClient) -> None:
+def test_repeated_times_without_a_series_key_are_reported(client: TestClient) -> None:
     content = table(day=[DAYS[n // 2] for n in range(ROWS)], sold=AMOUNTS)
-    found = looked_at(client, content)
+    found = inspect(client, content)
     assert any("occur more than once" in sentence for sentence in found["odd"])
 
 
-def test_numbers_that_are_names_are_suggested_as_categories(client: TestClient) -> None:
-    found = looked_at(client, table(zone=[n % 5 for n in range(ROWS)], sold=AMOUNTS))
+def test_numeric_codes_are_suggested_as_categories(client: TestClient) -> None:
+    found = inspect(client, table(zone=[n % 5 for n in range(ROWS)], sold=AMOUNTS))
     assert (column(found, "zone")["role"], column(found, "zone")["categorical"]) == ("context", True)
 
 
 @pytest.mark.parametrize(
     ("gap", "expected"), [("price", "impute"), ("sold", "drop"), ("weather", "drop"), ("stocked", "reject")]
 )
-def test_what_to_do_about_gaps(client: TestClient, gap: str, expected: str) -> None:
+def test_treatment_of_missing_values_is_suggested(client: TestClient, gap: str, expected: str) -> None:
     columns: dict[str, list[Any]] = {
         "price": list(PRICES),
         "weather": ["sun", "rain"] * (ROWS // 2),
@@ -183,62 +185,62 @@ def test_what_to_do_about_gaps(client: TestClient, gap: str, expected: str) -> N
         "stocked": list(AMOUNTS),
     }
     columns[gap][5] = ""
-    found = looked_at(client, table(**columns))
+    found = inspect(client, table(**columns))
     assert (found["missing"], column(found, gap)["missing"]) == (expected, 1)
 
 
-# what looks odd
+# oddities
 
 
-def test_what_keeps_a_file_from_being_used_is_said(client: TestClient) -> None:
+def test_values_that_make_a_file_unusable_are_reported(client: TestClient) -> None:
     content = table(price=[*PRICES[:7], "unknown", *PRICES[8:]], amount=[*AMOUNTS[:3], "inf", *AMOUNTS[4:]])
-    odd = looked_at(client, content)["odd"]
+    odd = inspect(client, content)["odd"]
     assert any("1 values of 'price' are not numbers, such as 'unknown' at line 9" in sentence for sentence in odd)
     assert any("'amount' holds numbers that are not finite, such as at line 5" in sentence for sentence in odd)
 
 
-def test_numbers_with_two_meanings_and_dates_without_marks_are_odd(client: TestClient) -> None:
+def test_ambiguous_numbers_and_dates_without_separators_are_reported(client: TestClient) -> None:
     dates = [20240101 + n % 28 for n in range(ROWS)]
     content = ["date;price;sold"] + [f"{dates[n]};1,{100 + n};{AMOUNTS[n]}" for n in range(ROWS)]
-    found = looked_at(client, "\n".join(content).encode())
+    found = inspect(client, "\n".join(content).encode())
     assert any("decimal comma" in sentence for sentence in found["odd"])
     assert any("dates without marks" in sentence for sentence in found["odd"])
     assert roles(found)["date"] == "left out"
 
 
-def test_odd_sentences_stay_few(client: TestClient) -> None:
+def test_oddities_are_limited_in_number(client: TestClient) -> None:
     names = [f"c{number}" for number in range(60)]
     lines = [",".join(names)] + [",".join(["x" if row == 3 else str(row * 7 % 31)] * 60) for row in range(ROWS)]
-    assert len(looked_at(client, "\n".join(lines).encode())["odd"]) == 20
+    assert len(inspect(client, "\n".join(lines).encode())["odd"]) == 20
 
 
 # other files
 
 
-def test_a_parquet_file_with_dates_and_flags(client: TestClient) -> None:
+def test_a_parquet_file_with_dates_and_booleans_is_inspected(client: TestClient) -> None:
     buffer = io.BytesIO()
     days = [date(2024, 1, 1) + timedelta(number) for number in range(ROWS)]
     pq.write_table(
         pa.table({"day": days, "open": [True, False] * (ROWS // 2), "sold": [1 / 3 + n for n in AMOUNTS]}), buffer
     )
-    found = looked_at(client, buffer.getvalue())
+    found = inspect(client, buffer.getvalue())
     assert (found["format"], roles(found)) == ("parquet", {"day": "time", "open": "context", "sold": "outcome"})
     assert found["first_rows"][0][:2] == ["2024-01-01", "true"]
     assert len(column(found, "sold")["samples"][0]) < 15
 
 
-def test_the_sheets_of_a_workbook_are_named(client: TestClient) -> None:
+def test_sheets_of_a_workbook_are_listed(client: TestClient) -> None:
     rows = [["day", "sold"], *([date(2024, 1, 1) + timedelta(n), AMOUNTS[n]] for n in range(ROWS))]
     content = workbook({"Notes": sheet([["a"], ["b"]]), "Sales": sheet(rows)})
-    assert looked_at(client, content)["sheets"] == ["Notes", "Sales"]
-    found = looked_at(client, content, sheet="Sales")
+    assert inspect(client, content)["sheets"] == ["Notes", "Sales"]
+    found = inspect(client, content, sheet="Sales")
     assert roles(found) == {"day": "time", "sold": "outcome"}
-    refused = inspected(client, content, sheet="Other")
+    refused = post_inspect(client, content, sheet="Other")
     assert refused.status_code == 422
     assert "its sheets are Notes, Sales" in refused.json()["detail"]
 
 
-# hostile ones
+# hostile files
 
 
 @pytest.mark.parametrize(
@@ -257,55 +259,55 @@ def test_the_sheets_of_a_workbook_are_named(client: TestClient) -> None:
         b"a,b\n1\n",
     ],
 )
-def test_what_is_no_table_is_refused_with_a_sentence(client: TestClient, content: bytes) -> None:
+def test_a_file_without_a_table_is_refused_with_a_message(client: TestClient, content: bytes) -> None:
     before = counts()
-    refused = inspected(client, content)
+    refused = post_inspect(client, content)
     assert refused.status_code == 422, refused.text
     assert refused.headers["content-type"] == "application/problem+json"
     assert [one["pointer"] for one in refused.json()["errors"]] == ["#/file"]
     assert counts() == before
 
 
-def test_five_hundred_columns_and_more(client: TestClient, settings: Callable[..., None]) -> None:
+def test_only_the_first_five_hundred_columns_are_shown(client: TestClient, settings: Callable[..., None]) -> None:
     names = [f"column {number}" for number in range(501)]
-    lines = [",".join(names)] + [",".join(str(DRAWN.random()) for _ in names) for _ in range(25)]
-    found = looked_at(client, "\n".join(lines).encode())
+    lines = [",".join(names)] + [",".join(str(GENERATOR.random()) for _ in names) for _ in range(25)]
+    found = inspect(client, "\n".join(lines).encode())
     assert (found["column_count"], len(found["columns"]), len(found["first_rows"][0])) == (501, 500, 500)
     assert "501 columns" in found["odd"][0]
 
 
-def test_a_huge_header_and_long_values_are_cut_or_refused(client: TestClient) -> None:
-    wide = inspected(client, (",".join(f"c{n}" for n in range(10_001)) + "\n").encode())
+def test_huge_headers_are_refused_and_long_values_are_cut(client: TestClient) -> None:
+    wide = post_inspect(client, (",".join(f"c{n}" for n in range(10_001)) + "\n").encode())
     assert (wide.status_code, "more than 10000 columns" in wide.text) == (422, True)
-    long = looked_at(
+    long = inspect(
         client, b"n" * 20_000 + b",sold\n" + b"".join(b"%d" % n + b"t" * 5_000 + b",%d\n" % n for n in range(30))
     )
     assert all(len(value) <= 41 for row in long["first_rows"] for value in row)
     assert len(long["columns"][0]["name"]) == 20_000
 
 
-def test_formulas_and_markup_are_only_text(client: TestClient) -> None:
+def test_formulas_and_markup_stay_text(client: TestClient) -> None:
     content = b"<script>alert(1)</script>,x,sold\n" + b"".join(
         b"=1+%d,%d,%d\n" % (n % 3, n, AMOUNTS[n]) for n in range(ROWS)
     )
-    found = looked_at(client, content)
+    found = inspect(client, content)
     assert found["columns"][0]["name"] == "<script>alert(1)</script>"
     assert found["columns"][0]["samples"] == ["=1+0", "=1+1", "=1+2"]
 
 
-def test_texts_that_change_how_a_page_reads_are_shown_without_what_does(client: TestClient) -> None:
+def test_bidirectional_controls_are_removed_from_samples(client: TestClient) -> None:
     content = table(note=["a\u202eb"] * (ROWS // 2) + ["c"] * (ROWS // 2), sold=AMOUNTS)
-    assert column(looked_at(client, content), "note")["samples"] == ["a?b", "c"]
+    assert column(inspect(client, content), "note")["samples"] == ["a?b", "c"]
 
 
-def test_fields_of_an_upload_are_not_taken(client: TestClient) -> None:
+def test_form_fields_of_an_upload_are_refused(client: TestClient) -> None:
     answer = client.post("/v1/datasets/inspect", data={"name": "x"}, files={"file": ("a", b"x,y\n1,2\n")})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "#/name"
 
 
 @pytest.mark.slow
-def test_a_million_rows_are_looked_at_in_seconds(client: TestClient, tmp_path: Path) -> None:
+def test_a_million_rows_are_inspected_in_seconds(client: TestClient, tmp_path: Path) -> None:
     rows = 1_000_000
     days = pa.array([19_000 + n // 1_000 for n in range(rows)], pa.int32()).cast(pa.date32())
     shop = pa.array([f"shop {n % 1_000}" for n in range(rows)])
@@ -313,15 +315,15 @@ def test_a_million_rows_are_looked_at_in_seconds(client: TestClient, tmp_path: P
     buffer = io.BytesIO()
     pq.write_table(pa.table({"day": days, "shop": shop, "price": values, "sold": values}), buffer)
     began = time.monotonic()
-    found = looked_at(client, buffer.getvalue())
+    found = inspect(client, buffer.getvalue())
     assert roles(found) == {"day": "time", "shop": "series", "price": "context", "sold": "outcome"}
     assert time.monotonic() - began < 30 * crowding()
 
 
-# names in forms
+# column names in forms
 
 
-def test_names_with_commas_stand_in_quotes(client: TestClient) -> None:
+def test_names_with_commas_can_be_quoted(client: TestClient) -> None:
     content = b'"price, net",x,sold\n' + b"".join(b"%d,%d,%d\n" % (n % 7, n, AMOUNTS[n]) for n in range(ROWS))
     form = {"name": "quoted", "outcomes": "sold", "contexts": 'x, "price, net"'}
     kept = answered(client.post("/v1/datasets/upload", data=form, files={"file": ("a", content)}), 201)

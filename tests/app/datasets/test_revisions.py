@@ -1,4 +1,4 @@
-"""Appended rows make revisions; rows are read back in pages; whatever is refused changes nothing."""
+"""Appended rows create revisions; rows are read back in pages; refused appends change nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS: list[Json] = [
 NEXT: Json = {"day": "2024-01-04", "shop": "a", "weather": "sun", "demand": 44}
 
 
-def made(client: TestClient, **changes: Any) -> Json:
+def make_dataset(client: TestClient, **changes: Any) -> Json:
     return create_dataset(client, **OPTIONS | {"rows": ROWS} | changes)
 
 
@@ -40,7 +40,7 @@ def append(client: TestClient, dataset: Json, *rows: Json, **headers: str) -> An
 
 
 def read_back(client: TestClient, dataset: Json, **query: Any) -> tuple[list[Json], list[Json]]:
-    """All rows by following cursors, and the answers."""
+    """Read all rows by following cursors; return them and the answers."""
     answers, items = [], []
     while True:
         answer = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params=query))
@@ -57,7 +57,7 @@ def column(dataset: Json, name: str) -> Json:
     return entry
 
 
-def refused(client: TestClient, dataset: Json, rows: list[Json], says: str, pointer: str | None = None) -> None:
+def assert_refused(client: TestClient, dataset: Json, rows: list[Json], says: str, pointer: str | None = None) -> None:
     before = counts()
     answer = answered(append(client, dataset, *rows), 422)
     assert re.search(says, answer["detail"]), answer["detail"]
@@ -68,8 +68,8 @@ def refused(client: TestClient, dataset: Json, rows: list[Json], says: str, poin
 
 
 @pytest.fixture
-def keyed(client: TestClient) -> Iterator[Callable[..., Json]]:
-    """Headers with a key of a workspace; afterwards there are no keys, and this machine is let in again."""
+def key_headers(client: TestClient) -> Iterator[Callable[..., Json]]:
+    """Make headers with a key of a workspace; delete all keys afterwards, so that no key is needed again."""
     yield lambda workspace, *scopes: {
         "Authorization": f"Bearer {keys.create('test', workspace, list(scopes), None)[1]}"
     }
@@ -80,8 +80,8 @@ def keyed(client: TestClient) -> Iterator[Callable[..., Json]]:
 # appending
 
 
-def test_appended_rows_are_a_new_revision_with_its_profile_and_digest(client: TestClient) -> None:
-    dataset = made(client)
+def test_appended_rows_create_a_revision_with_profile_and_digest(client: TestClient) -> None:
+    dataset = make_dataset(client)
     response = append(client, dataset, NEXT, NEXT | {"shop": "c", "weather": "rain", "demand": 5})
     grown = answered(response, 201)
     assert response.headers["Location"] == f"/v1/datasets/{dataset['id']}"
@@ -102,25 +102,25 @@ def test_appended_rows_are_a_new_revision_with_its_profile_and_digest(client: Te
     assert new["shop"].to_pylist()[6:] == ["a", "c"]
 
 
-def test_the_profile_of_a_grown_data_set_is_that_of_one_made_at_once(client: TestClient) -> None:
+def test_appending_gives_the_same_profile_as_one_upload(client: TestClient) -> None:
     more = [NEXT, NEXT | {"shop": "b", "demand": 45}]
-    grown = answered(append(client, made(client), *more), 201)
-    at_once = made(client, rows=ROWS + more)
+    grown = answered(append(client, make_dataset(client), *more), 201)
+    at_once = make_dataset(client, rows=ROWS + more)
     assert {key: grown[key] for key in ("columns", "warnings", "rows")} == {
         key: at_once[key] for key in ("columns", "warnings", "rows")
     }
 
 
-def test_a_file_may_be_appended(client: TestClient) -> None:
-    dataset = made(client)
+def test_a_file_can_be_appended(client: TestClient) -> None:
+    dataset = make_dataset(client)
     files = {"file": ("more.csv", b"demand,day,weather,shop\n44,2024-01-04,sun,a\n")}
     grown = answered(client.post(f"/v1/datasets/{dataset['id']}/rows/upload", files=files), 201)
     assert (grown["revision"], grown["rows"]) == (2, 7)
     assert read_back(client, dataset)[0][-1] == NEXT | {"demand": 44.0}
 
 
-def test_the_last_rows_can_be_read_without_all_before_them(client: TestClient) -> None:
-    dataset = made(client)
+def test_the_last_rows_can_be_read_alone(client: TestClient) -> None:
+    dataset = make_dataset(client)
     append(client, dataset, NEXT)
     everything, _ = read_back(client, dataset)
     for count in (1, 2, len(everything), 1000):
@@ -134,28 +134,28 @@ def test_the_last_rows_can_be_read_without_all_before_them(client: TestClient) -
     assert client.get("/v1/datasets/data_01ARZ3NDEKTSV4RRFFQ69G5FAV/rows?last=true").status_code == 404
 
 
-def test_data_sets_without_time_grow_too_and_may_repeat_rows(client: TestClient) -> None:
+def test_data_sets_without_time_accept_repeated_rows(client: TestClient) -> None:
     rows = [{"x": 1, "demand": 2}, {"x": 2, "demand": 3}]
     dataset = create_dataset(client, outcomes=["demand"], rows=rows)
     grown = answered(append(client, dataset, rows[0]), 201)
     assert (grown["rows"], grown["revision"], column(grown, "x")["mean"]) == (3, 2, pytest.approx(4 / 3))
 
 
-def test_times_before_the_end_may_be_appended_if_they_are_new(client: TestClient) -> None:
-    dataset = made(client, rows=[row for row in ROWS if (row["day"], row["shop"]) != ("2024-01-02", "b")])
+def test_earlier_times_can_be_appended_if_they_are_new(client: TestClient) -> None:
+    dataset = make_dataset(client, rows=[row for row in ROWS if (row["day"], row["shop"]) != ("2024-01-02", "b")])
     late = {"day": "2024-01-02", "shop": "b", "weather": "sun", "demand": 7}
     assert answered(append(client, dataset, late), 201)["rows"] == 6
 
 
-def test_dates_may_be_appended_in_the_other_way_of_writing_them(client: TestClient) -> None:
-    dataset = made(client)
+def test_dates_can_be_appended_in_another_format(client: TestClient) -> None:
+    dataset = make_dataset(client)
     grown = answered(append(client, dataset, NEXT | {"day": "04.01.2024"}), 201)
     assert (column(grown, "day")["format"], column(grown, "day")["last"]) == ("iso date", "2024-01-04")
 
 
-def test_gaps_and_new_categories_are_treated_as_the_data_set_was_made_to(client: TestClient) -> None:
+def test_appended_gaps_and_new_categories_follow_the_data_set_options(client: TestClient) -> None:
     rows = [row | {"price": float(index)} for index, row in enumerate(ROWS)]
-    dataset = made(client, rows=rows, missing="impute", unseen="other")
+    dataset = make_dataset(client, rows=rows, missing="impute", unseen="other")
     more = [NEXT | {"price": None, "weather": "hail"}, NEXT | {"shop": "b", "price": 9, "demand": None}]
     grown = answered(append(client, dataset, *more), 201)
     assert grown["rows"] == 7
@@ -165,14 +165,14 @@ def test_gaps_and_new_categories_are_treated_as_the_data_set_was_made_to(client:
     assert any("1 rows were dropped because they lack 'demand'" in warning for warning in grown["warnings"])
 
 
-def test_the_same_append_sent_again_adds_nothing(client: TestClient) -> None:
-    dataset = made(client)
+def test_a_repeated_idempotency_key_appends_nothing(client: TestClient) -> None:
+    dataset = make_dataset(client)
     first, second = (append(client, dataset, NEXT, **{"Idempotency-Key": "monday"}) for _ in range(2))
     assert answered(first, 201) == answered(second, 201)
     assert answered(client.get(f"/v1/datasets/{dataset['id']}"))["revision"] == 2
 
 
-def test_posteriors_keep_what_they_learned_from(client: TestClient) -> None:
+def test_appending_does_not_change_a_posterior(client: TestClient) -> None:
     posterior = learned(client)
     dataset = answered(client.get(f"/v1/datasets/{posterior['dataset_id']}"))
     row = read_back(client, dataset)[0][0] | {"temperature": 99.0}
@@ -180,7 +180,7 @@ def test_posteriors_keep_what_they_learned_from(client: TestClient) -> None:
     assert answered(client.get(f"/v1/posteriors/{posterior['id']}")) == posterior
 
 
-def test_a_grown_data_set_in_use_stays(client: TestClient) -> None:
+def test_a_grown_data_set_in_use_cannot_be_deleted(client: TestClient) -> None:
     job = create_job(client)
     dataset = answered(client.get(f"/v1/datasets/{job['dataset_id']}"))
     answered(append(client, dataset, read_back(client, dataset)[0][0]), 201)
@@ -216,38 +216,40 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
-def test_rows_that_do_not_fit_are_refused_and_change_nothing(client: TestClient, name: str) -> None:
+def test_unsuitable_rows_are_refused_and_change_nothing(client: TestClient, name: str) -> None:
     rows, says, pointer = BAD_ROWS[name]
-    refused(client, made(client), rows, says, pointer)
+    assert_refused(client, make_dataset(client), rows, says, pointer)
 
 
 def test_appended_times_keep_the_spacing(client: TestClient) -> None:
     weeks = [{"day": f"2024-01-{day:02}", "demand": 1} for day in (1, 8, 15)]
     dataset = create_dataset(client, outcomes=["demand"], time="day", rows=weeks)
-    refused(client, dataset, [{"day": "2024-01-23", "demand": 1}], "are 1 week apart, .* would be 1 day apart")
+    assert_refused(client, dataset, [{"day": "2024-01-23", "demand": 1}], "are 1 week apart, .* would be 1 day apart")
     assert append(client, dataset, {"day": "2024-01-29", "demand": 1}).status_code == 201
 
 
-def test_numbers_stay_numbers(client: TestClient) -> None:
+def test_text_cannot_be_appended_to_a_numeric_column(client: TestClient) -> None:
     dataset = create_dataset(client, outcomes=["demand"], rows=[{"x": 1, "demand": 2}, {"x": 2, "demand": 3}])
-    refused(client, dataset, [{"x": "a", "demand": 2}], "'x' must be a number", "#/rows/0/x")
+    assert_refused(client, dataset, [{"x": "a", "demand": 2}], "'x' must be a number", "#/rows/0/x")
 
 
-def test_a_data_set_grows_to_its_limit_only(client: TestClient, settings: Any) -> None:
-    dataset = made(client)
+def test_a_data_set_cannot_grow_beyond_the_row_limit(client: TestClient, settings: Any) -> None:
+    dataset = make_dataset(client)
     settings(max_rows=6)
-    refused(client, dataset, [NEXT], "more than 6 rows")
+    assert_refused(client, dataset, [NEXT], "more than 6 rows")
 
 
-def test_only_data_sets_that_are_there_grow(client: TestClient) -> None:
+def test_appending_to_a_missing_data_set_is_not_found(client: TestClient) -> None:
     assert append(client, {"id": "data_01J00000000000000000000000"}, NEXT).status_code == 404
     assert client.get("/v1/datasets/data_01J00000000000000000000000/rows").status_code == 404
 
 
-def test_appending_needs_train_and_reading_needs_read(client: TestClient, keyed: Callable[..., Json]) -> None:
-    dataset = made(client)
+def test_appending_needs_the_train_scope_and_reading_the_read_scope(
+    client: TestClient, key_headers: Callable[..., Json]
+) -> None:
+    dataset = make_dataset(client)
     path = f"/v1/datasets/{dataset['id']}/rows"
-    reader, stranger = keyed(DEFAULT_WORKSPACE, "read"), keyed("elsewhere", "read", "train")
+    reader, stranger = key_headers(DEFAULT_WORKSPACE, "read"), key_headers("elsewhere", "read", "train")
     assert client.get(path, headers=reader).status_code == 200
     assert client.post(path, json={"rows": [NEXT]}, headers=reader).status_code == 403
     files = {"file": ("more.csv", b"x\n1\n")}
@@ -256,11 +258,11 @@ def test_appending_needs_train_and_reading_needs_read(client: TestClient, keyed:
     assert client.post(path, json={"rows": [NEXT]}, headers=stranger).status_code == 404
 
 
-# several at once
+# concurrency
 
 
-def test_rows_appended_at_the_same_time_are_all_kept_once(client: TestClient) -> None:
-    dataset = made(client)
+def test_concurrent_appends_are_all_stored_once(client: TestClient) -> None:
+    dataset = make_dataset(client)
 
     def add(day: int) -> int:
         raw = parse_rows([NEXT | {"day": f"2024-01-{day:02}"}], get_settings())
@@ -278,8 +280,8 @@ def test_rows_appended_at_the_same_time_are_all_kept_once(client: TestClient) ->
     assert grown["digest"] == checksum("".join(checksums).encode())
 
 
-def test_of_two_equal_rows_at_once_one_is_refused(client: TestClient) -> None:
-    dataset = made(client)
+def test_of_two_equal_concurrent_appends_one_is_refused(client: TestClient) -> None:
+    dataset = make_dataset(client)
     raw = parse_rows([NEXT], get_settings())
 
     def add(_: int) -> str:
@@ -290,16 +292,14 @@ def test_of_two_equal_rows_at_once_one_is_refused(client: TestClient) -> None:
         return "kept"
 
     with ThreadPoolExecutor(2) as pool:
-        said = sorted(pool.map(add, range(2)))
-    assert said[0] == "kept"
-    assert "as a stored row" in said[1]
+        results = sorted(pool.map(add, range(2)))
+    assert results[0] == "kept"
+    assert "as a stored row" in results[1]
     assert len(read_back(client, dataset)[0]) == 7
 
 
-def test_an_append_that_others_always_overtake_is_to_be_sent_again(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = made(client)
+def test_an_append_that_loses_every_race_gets_a_conflict(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_dataset(client)
     monkeypatch.setattr(revisions, "_store", lambda *given: False)
     with pytest.raises(ConflictError, match="send the rows again"):
         revisions.append(DEFAULT_WORKSPACE, dataset["id"], parse_rows([NEXT], get_settings()))
@@ -308,9 +308,11 @@ def test_an_append_that_others_always_overtake_is_to_be_sent_again(
 # reading back
 
 
-def test_rows_are_read_back_in_pages_as_they_could_be_sent(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_back_in_pages_in_the_format_of_requests(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service, "CHUNK_ROWS", 4)
-    dataset = made(client)
+    dataset = make_dataset(client)
     answered(append(client, dataset, NEXT), 201)
     everything = [row | {"demand": float(row["demand"])} for row in [*ROWS, NEXT]]
     for limit in (1, 2, 3, 4, 6, 7, 8):
@@ -323,8 +325,8 @@ def test_rows_are_read_back_in_pages_as_they_could_be_sent(client: TestClient, m
     assert again["columns"] == answered(client.get(f"/v1/datasets/{dataset['id']}"))["columns"]
 
 
-def test_pages_keep_to_the_revision_they_began_with(client: TestClient) -> None:
-    dataset = made(client)
+def test_pagination_stays_on_its_first_revision(client: TestClient) -> None:
+    dataset = make_dataset(client)
     path = f"/v1/datasets/{dataset['id']}/rows"
     first = answered(client.get(path, params={"limit": 5}))
     answered(append(client, dataset, NEXT), 201)
@@ -332,7 +334,7 @@ def test_pages_keep_to_the_revision_they_began_with(client: TestClient) -> None:
     assert (len(rest["items"]), rest["next_cursor"], rest["revision"]) == (1, None, 1)
 
 
-def test_moments_and_periods_are_read_back_as_text_and_numbers(client: TestClient) -> None:
+def test_times_are_read_back_as_text_and_periods_as_numbers(client: TestClient) -> None:
     for times, shown in (
         (["2024-01-01T06:00", "2024-01-01T07:00"], ["2024-01-01T06:00:00", "2024-01-01T07:00:00"]),
         ([3, 4], [3, 4]),
@@ -355,19 +357,19 @@ def test_moments_and_periods_are_read_back_as_text_and_numbers(client: TestClien
         ({"limit": 1001}, "#/query/limit"),
     ],
 )
-def test_a_page_that_cannot_be_is_refused(client: TestClient, query: Json, pointer: str) -> None:
-    dataset = made(client)
+def test_an_invalid_page_is_refused(client: TestClient, query: Json, pointer: str) -> None:
+    dataset = make_dataset(client)
     answer = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params=query), 422)
     assert answer["errors"][0]["pointer"] == pointer
 
 
 def test_a_cursor_beyond_the_end_gives_no_rows(client: TestClient) -> None:
-    dataset = made(client)
+    dataset = make_dataset(client)
     answer = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"cursor": "1.0.900"}))
     assert (answer["items"], answer["next_cursor"]) == ([], None)
 
 
-def test_an_uploaded_set_grows_by_upload(client: TestClient) -> None:
+def test_an_uploaded_data_set_accepts_uploaded_rows(client: TestClient) -> None:
     dataset = answered(upload(client, b"day;demand\n1;4,99\n2;5,25\n", time="day"), 201)
     files = {"file": ("more.csv", b"day;demand\n3;1,5\n")}
     answered(client.post(f"/v1/datasets/{dataset['id']}/rows/upload", files=files), 201)

@@ -1,4 +1,4 @@
-"""Histories that know time and series: formats found, spacing found, and what is refused with its value and row."""
+"""Time and series columns: formats, spacing, and refusals with value and row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.journey import Json, answered, create_dataset, upload
 START = date(2024, 1, 1)
 
 
-def stored(dataset: Json) -> pa.Table:
+def stored_table(dataset: Json) -> pa.Table:
     with transaction() as session:
         return service.read_table(session, dataset["id"])
 
@@ -38,7 +38,7 @@ def time_of(dataset: Json) -> Json:
     return {key: entry[key] for key in ("format", "unit", "step", "first", "last", "zone")}
 
 
-def made(client: TestClient, times: list[Any], **changes: Any) -> Json:
+def make_dataset(client: TestClient, times: list[Any], **changes: Any) -> Json:
     return create_dataset(client, outcomes=["demand"], time="when", rows=sales(times), **changes)
 
 
@@ -65,28 +65,28 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("written_as", SPELLINGS)
-def test_the_format_of_times_is_found_and_shown(client: TestClient, written_as: str) -> None:
+def test_the_format_of_times_is_recognised(client: TestClient, written_as: str) -> None:
     times, first, last, unit, zone = SPELLINGS[written_as]
     expected = {"format": written_as, "unit": unit, "step": 1, "first": first, "last": last, "zone": zone}
-    from_json = made(client, times)
+    from_json = make_dataset(client, times)
     assert time_of(from_json) == expected
     content = "when,demand\n" + "".join(f"{time},{5 + index % 7}\n" for index, time in enumerate(times))
     from_csv = answered(upload(client, content.encode(), time="when"), 201)
     assert from_csv["columns"] == from_json["columns"]
     kind = pa.int64() if written_as == "period" else pa.timestamp("s")
     for dataset in (from_json, from_csv):
-        assert stored(dataset).schema.field("when").type == kind
+        assert stored_table(dataset).schema.field("when").type == kind
 
 
-def test_zoned_times_are_kept_in_utc(client: TestClient) -> None:
-    zoned = made(client, ["2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00", "2024-03-31T04:00:00+02:00"])
+def test_times_with_zones_are_stored_in_utc(client: TestClient) -> None:
+    zoned = make_dataset(client, ["2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00", "2024-03-31T04:00:00+02:00"])
     found = time_of(zoned)
     assert (found["zone"], found["unit"], found["step"]) == ("UTC", "hour", 1)
     assert (found["first"], found["last"]) == ("2024-03-31T00:00:00", "2024-03-31T02:00:00")
-    assert stored(zoned)["when"].to_pylist() == [datetime(2024, 3, 31, hour) for hour in range(3)]
+    assert stored_table(zoned)["when"].to_pylist() == [datetime(2024, 3, 31, hour) for hour in range(3)]
 
 
-def test_dates_and_timestamps_of_parquet_are_times(client: TestClient) -> None:
+def test_parquet_dates_and_timestamps_are_times(client: TestClient) -> None:
     demand = [1.0, 2.0, 3.0, 4.0]
     as_dates = parquet({"when": pa.array(days(4)), "demand": demand})
     moments = [datetime(2024, 1, 1, hour, 30) for hour in range(4)]
@@ -134,16 +134,16 @@ SPACINGS = {
 
 
 @pytest.mark.parametrize("name", SPACINGS)
-def test_the_spacing_is_the_greatest_that_all_times_keep(client: TestClient, name: str) -> None:
+def test_the_spacing_is_the_greatest_common_step(client: TestClient, name: str) -> None:
     times, unit, step = SPACINGS[name]
     texts = [time.isoformat() for time in times]
     for order in (texts, texts[::-1], texts[1::2] + texts[::2]):
-        found = time_of(made(client, order))
+        found = time_of(make_dataset(client, order))
         assert (found["unit"], found["step"]) == (unit, step)
 
 
-def test_periods_keep_their_step(client: TestClient) -> None:
-    assert time_of(made(client, [10, 16, 13, 25]))["step"] == 3
+def test_integer_periods_keep_their_step(client: TestClient) -> None:
+    assert time_of(make_dataset(client, [10, 16, 13, 25]))["step"] == 3
 
 
 def test_spacing_is_found_within_series(client: TestClient) -> None:
@@ -157,10 +157,10 @@ def test_spacing_is_found_within_series(client: TestClient) -> None:
     )
 
 
-# series, and what is kept
+# series and stored columns
 
 
-def test_long_tables_keep_time_and_keys_first_and_need_no_other_context(client: TestClient) -> None:
+def test_long_tables_store_time_and_keys_first_and_need_no_contexts(client: TestClient) -> None:
     rows = [
         {"demand": 10 * item + index, "item": item, "price": 1.5, "when": str(day), "store": store}
         for store in ("north", "south")
@@ -172,7 +172,7 @@ def test_long_tables_keep_time_and_keys_first_and_need_no_other_context(client: 
     assert dataset["lead"] == 3
     assert dataset["revision"] == 1
     assert len(dataset["digest"]) == 64
-    table = stored(dataset)
+    table = stored_table(dataset)
     assert table.column_names == ["when", "store", "item", "demand"]
     assert table["item"].to_pylist()[:6] == ["1"] * 3 + ["2"] * 3
     assert [entry.get("distinct") for entry in dataset["columns"][1:3]] == [2, 2]
@@ -183,17 +183,17 @@ def test_long_tables_keep_time_and_keys_first_and_need_no_other_context(client: 
     )
     form = {"time": "when", "series": "store,item", "lead": "3"}
     uploaded = answered(upload(client, content.encode(), **form), 201)
-    assert stored(uploaded).equals(table)
+    assert stored_table(uploaded).equals(table)
     assert {key: uploaded[key] for key in ("lead", "digest")} == {key: dataset[key] for key in ("lead", "digest")}
 
 
-def test_rows_stay_in_the_order_in_which_they_were_sent(client: TestClient) -> None:
-    dataset = made(client, ["2024-01-03", "2024-01-01", "2024-01-02"])
-    assert [moment.day for moment in stored(dataset)["when"].to_pylist()] == [3, 1, 2]
+def test_rows_stay_in_the_order_of_the_request(client: TestClient) -> None:
+    dataset = make_dataset(client, ["2024-01-03", "2024-01-01", "2024-01-02"])
+    assert [moment.day for moment in stored_table(dataset)["when"].to_pylist()] == [3, 1, 2]
 
 
-def test_revisions_are_read_back_by_number(client: TestClient) -> None:
-    dataset = made(client, [1, 2, 3])
+def test_revisions_can_be_read_by_number(client: TestClient) -> None:
+    dataset = make_dataset(client, [1, 2, 3])
     with transaction() as session:
         assert service.read_table(session, dataset["id"], 1).equals(service.read_table(session, dataset["id"]))
 
@@ -223,14 +223,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_times_that_cannot_be_used_are_shown_with_their_row(client: TestClient, name: str) -> None:
+def test_unusable_times_are_refused_with_their_row(client: TestClient, name: str) -> None:
     times, says = REFUSED[name]
     body = {"name": "d", "outcomes": ["demand"], "time": "when", "rows": sales(times, x=1)}
     answer = answered(client.post("/v1/datasets", json=body), 422)
     assert re.search(says, answer["detail"]), answer["detail"]
 
 
-def test_a_time_may_occur_once_in_each_series(client: TestClient) -> None:
+def test_a_time_may_occur_once_per_series(client: TestClient) -> None:
     rows = [{"when": 1, "shop": shop, "demand": 1} for shop in ("a", "b", "a")]
     body = {"name": "d", "outcomes": ["demand"], "time": "when", "series": ["shop"], "rows": rows}
     answer = answered(client.post("/v1/datasets", json=body), 422)
@@ -251,16 +251,14 @@ def test_a_time_may_occur_once_in_each_series(client: TestClient) -> None:
         ({"time": "when", "lead": 0}, "#/lead"),
     ],
 )
-def test_roles_that_contradict_each_other_are_refused(client: TestClient, changes: Json, pointer: str) -> None:
+def test_contradictory_roles_are_refused(client: TestClient, changes: Json, pointer: str) -> None:
     body = {"name": "d", "outcomes": ["demand"], "rows": sales(["2024-01-01", "2024-01-02"], x=1)} | changes
     answer = answered(client.post("/v1/datasets", json=body), 422)
     assert [error["pointer"] for error in answer["errors"]] == [pointer]
 
 
 @pytest.mark.parametrize("texts", [["2024-01-01", "2024-01-02"], ["1.1.2024", "2.1.2024"], ["2024-01-01 06:00"] * 2])
-def test_a_context_of_dates_may_be_the_time_and_is_no_category_unless_asked(
-    client: TestClient, texts: list[str]
-) -> None:
+def test_dates_are_no_category_unless_listed_as_categorical(client: TestClient, texts: list[str]) -> None:
     body = {"name": "d", "outcomes": ["demand"], "rows": sales(texts, x=1)}
     assert "name it as time" in answered(client.post("/v1/datasets", json=body), 422)["detail"]
     dates = parquet({"when": pa.array(days(2)), "demand": [1, 2]})
@@ -270,14 +268,14 @@ def test_a_context_of_dates_may_be_the_time_and_is_no_category_unless_asked(
     assert dataset["columns"][0]["kind"] == "categorical"
 
 
-def test_series_are_bounded(client: TestClient, settings: Any) -> None:
+def test_the_number_of_series_is_limited(client: TestClient, settings: Any) -> None:
     settings(max_series=3)
     rows = [{"when": 1, "shop": shop, "item": item, "demand": 1} for shop in (1, 2) for item in (1, 2)]
     body = {"name": "d", "outcomes": ["demand"], "time": "when", "series": ["shop", "item"], "rows": rows}
     assert "4 series, more than 3 (BCO_MAX_SERIES)" in answered(client.post("/v1/datasets", json=body), 422)["detail"]
 
 
-def test_up_to_twenty_mistakes_are_named_at_once(client: TestClient) -> None:
+def test_up_to_twenty_errors_are_listed_at_once(client: TestClient) -> None:
     rows = [{"when": "today", "x": 1, "demand": "many"} for _ in range(3)]
     body: Json = {"name": "d", "outcomes": ["demand"], "time": "when", "rows": rows}
     answer = answered(client.post("/v1/datasets", json=body), 422)

@@ -1,4 +1,4 @@
-"""Uploaded files are read by another process, within memory and time, and odd ones are refused with a sentence."""
+"""Uploads are read in another process with limited memory and time; unusable files are refused with a message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parquet(columns: dict[str, object], **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def refused(response: Response, status: int, says: str) -> None:
+def assert_refused(response: Response, status: int, says: str) -> None:
     body = response.json()
     assert response.status_code == status, body
     assert says in body["detail"]
@@ -36,7 +36,7 @@ def refused(response: Response, status: int, says: str) -> None:
 
 
 def peak_mb(act: Callable[[], None]) -> float:
-    """How far this process's memory rises while something is done."""
+    """Return the peak memory increase of this process during `act`."""
     Path("/proc/self/clear_refs").write_text("5")
     before = psutil.Process().memory_info().rss
     act()
@@ -49,7 +49,7 @@ LONG_TEXTS = {"text": ["x" * 90_000_000] * 4, "demand": [1.0, 2.0, 3.0, 4.0]}
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    """Four texts of 90 MB in some ten kB."""
+    """A file of some ten kB with four texts of 90 MB."""
     content = parquet(LONG_TEXTS, compression="zstd", use_dictionary=False, write_statistics=False)
     assert len(content) < 100_000
     return content
@@ -57,37 +57,37 @@ def bomb() -> bytes:
 
 @pytest.mark.slow
 def test_a_small_file_of_huge_texts_is_refused_by_the_sizes_it_declares(client: TestClient, bomb: bytes) -> None:
-    assert peak_mb(lambda: refused(upload(client, bomb), 422, "BCO_MAX_CELLS")) < 50
+    assert peak_mb(lambda: assert_refused(upload(client, bomb), 422, "BCO_MAX_CELLS")) < 50
 
 
 @pytest.mark.slow
-def test_a_file_that_lies_about_its_sizes_takes_no_more_memory_than_allowed(
+def test_a_file_with_false_sizes_stays_within_the_memory_limit(
     client: TestClient, bomb: bytes, settings: Callable[..., None]
 ) -> None:
-    # With so many cells allowed, only the memory of the reading process bounds the file.
+    # The cell limit is high, so only the memory limit of the reader process applies.
     settings(max_cells=10**9, upload_mb=200)
-    assert peak_mb(lambda: refused(upload(client, bomb), 413, "BCO_UPLOAD_MB")) < 50
+    assert peak_mb(lambda: assert_refused(upload(client, bomb), 413, "BCO_UPLOAD_MB")) < 50
     assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
 
 
-def test_reading_ends_after_its_time(client: TestClient, settings: Callable[..., None]) -> None:
+def test_reading_stops_at_its_time_limit(client: TestClient, settings: Callable[..., None]) -> None:
     rows = b"x,demand\n" + b"a,1\n" * 14_000_000
     settings(upload_seconds=0.05, max_rows=10**9, max_cells=10**9)
     began = time.monotonic()
-    refused(upload(client, rows), 413, "BCO_UPLOAD_SECONDS")
+    assert_refused(upload(client, rows), 413, "BCO_UPLOAD_SECONDS")
     assert time.monotonic() - began < 20
     settings(upload_seconds=60)
     assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
 
 
-def test_of_many_bad_lines_only_the_first_is_kept(client: TestClient) -> None:
+def test_of_many_bad_lines_only_the_first_is_reported(client: TestClient) -> None:
     content = b"x,demand\n1,1\n" + b"1\n" * 3_000_000
     took = time.monotonic()
-    assert peak_mb(lambda: refused(upload(client, content), 422, "line 3 has 1 values")) < 100
+    assert peak_mb(lambda: assert_refused(upload(client, content), 422, "line 3 has 1 values")) < 100
     assert time.monotonic() - took < 5 * crowding()
 
 
-def test_a_reading_process_that_dies_is_replaced(client: TestClient) -> None:
+def test_a_reader_process_that_dies_is_replaced(client: TestClient) -> None:
     assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
     for process in reader.readers.idle:
         process.kill()
@@ -95,7 +95,7 @@ def test_a_reading_process_that_dies_is_replaced(client: TestClient) -> None:
     assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
 
 
-def test_the_reading_process_imports_no_numerics_and_nothing_from_its_directory(tmp_path: Path) -> None:
+def test_the_reader_process_imports_no_numerics_and_no_local_modules(tmp_path: Path) -> None:
     for name in ("json", "pyarrow"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
     say = "import app.datasets.unpack, sys; print({'torch', 'fastapi', 'sqlalchemy'} & sys.modules.keys())"
@@ -111,21 +111,21 @@ def test_the_reading_process_imports_no_numerics_and_nothing_from_its_directory(
 NOT_UTF8 = b"caf\xe9"
 
 
-def test_values_of_parquet_that_are_not_utf8_are_refused(client: TestClient) -> None:
+def test_parquet_values_that_are_not_utf8_are_refused(client: TestClient) -> None:
     text = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\4\0\0\0\5\0\0\0"), pa.py_buffer(NOT_UTF8 + b"x"))
-    refused(upload(client, parquet({"text": text, "demand": [1.0, 2.0]})), 422, "not UTF-8")
+    assert_refused(upload(client, parquet({"text": text, "demand": [1.0, 2.0]})), 422, "not UTF-8")
     plain = parquet({"text": text, "demand": [1.0, 2.0]}, use_dictionary=False)
-    refused(upload(client, plain), 422, "not UTF-8")
+    assert_refused(upload(client, plain), 422, "not UTF-8")
 
 
-def test_names_of_parquet_that_are_not_utf8_are_refused(client: TestClient) -> None:
+def test_parquet_names_that_are_not_utf8_are_refused(client: TestClient) -> None:
     content = parquet({"cafe": ["a", "b"], "demand": [1.0, 2.0]}, store_schema=False)
     assert upload(client, content).status_code == 201
-    refused(upload(client, content.replace(b"cafe", NOT_UTF8)), 422, "UTF-8")
+    assert_refused(upload(client, content.replace(b"cafe", NOT_UTF8)), 422, "UTF-8")
 
 
 @pytest.mark.parametrize("content", [b"x,demand,y\r1,2,3\r4,5,6\n", b"x,demand,\r\n", b'x,"demand\n"\n1,2\n3,4\n'])
-def test_a_csv_header_that_ends_in_another_way_is_read_or_refused(client: TestClient, content: bytes) -> None:
+def test_a_csv_header_with_other_line_ends_is_read_or_refused(client: TestClient, content: bytes) -> None:
     assert upload(client, content).status_code in (201, 422)
 
 
@@ -133,11 +133,11 @@ UNPLAIN = ["\x07", "\x1b[31m", "\x7f", "\x85", "\u202e", "\u2066", "\u200f", "\u
 
 
 @pytest.mark.parametrize("mark", UNPLAIN)
-def test_names_and_categories_are_shown_as_they_are_written(client: TestClient, mark: str) -> None:
+def test_control_characters_in_names_and_categories_are_refused(client: TestClient, mark: str) -> None:
     odd = f"a{mark}b"
     for content in (f'"{odd}",demand\n1,1\n2,2\n', f'shop,demand\n"{odd}",1\nx,2\n'):
-        refused(upload(client, content.encode()), 422, "control or bidirectional")
-    refused(upload(client, parquet({"shop": [odd, "x"], "demand": [1.0, 2.0]})), 422, "control or bidirectional")
+        assert_refused(upload(client, content.encode()), 422, "control or bidirectional")
+    assert_refused(upload(client, parquet({"shop": [odd, "x"], "demand": [1.0, 2.0]})), 422, "control or bidirectional")
     for body in (
         {"name": odd, "outcomes": ["demand"], "rows": [{"x": 1, "demand": 1}, {"x": 2, "demand": 2}]},
         {"name": "n", "outcomes": ["demand"], "rows": [{odd: 1, "demand": 1}, {odd: 2, "demand": 2}]},
@@ -147,13 +147,13 @@ def test_names_and_categories_are_shown_as_they_are_written(client: TestClient, 
         assert "control or bidirectional" in answer["detail"]
 
 
-def test_joined_emoji_and_other_scripts_are_fine(client: TestClient) -> None:
+def test_joined_emoji_and_other_scripts_are_accepted(client: TestClient) -> None:
     content = "shop,demand\n👩\u200d🍳,1\nמאפייה,2\nخبز,3\n"
     categories = answered(upload(client, content.encode()), 201)["columns"][0]["categories"]
     assert categories == sorted(["👩\u200d🍳", "מאפייה", "خبز"])
 
 
-def test_a_batch_file_is_read_in_the_same_way(client: TestClient, bomb: bytes) -> None:
+def test_batch_files_have_the_same_limits(client: TestClient, bomb: bytes) -> None:
     path = f"/v1/posteriors/{learned(client)['id']}/batch-prescriptions/upload"
-    refused(client.post(path, files={"file": ("contexts", bomb)}), 422, "BCO_MAX_CELLS")
-    refused(client.post(path, files={"file": ("contexts", b"a,b\n1,2\n1\n")}), 422, "line 3 has 1 values")
+    assert_refused(client.post(path, files={"file": ("contexts", bomb)}), 422, "BCO_MAX_CELLS")
+    assert_refused(client.post(path, files={"file": ("contexts", b"a,b\n1,2\n1\n")}), 422, "line 3 has 1 values")

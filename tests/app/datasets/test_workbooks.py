@@ -1,4 +1,4 @@
-"""Excel workbooks are read like other files: one sheet, dates as times, within memory and time, odd ones refused."""
+"""Excel workbooks are read like other files: one sheet, dates as times, limited memory and time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def book(rows: list[list[Any]], first: int = 1) -> bytes:
     return workbook({"history": sheet(rows, first)})
 
 
-def stored(dataset: Json) -> dict[str, list[Any]]:
+def stored_columns(dataset: Json) -> dict[str, list[Any]]:
     with transaction() as session:
         found: dict[str, list[Any]] = service.read_table(session, dataset["id"]).to_pydict()
     return found
@@ -44,13 +44,13 @@ def stored(dataset: Json) -> dict[str, list[Any]]:
 def refusal(client: TestClient, content: bytes, status: int = 422, **form: str) -> str:
     answer = answered(upload(client, content, **form), status)
     assert [error["pointer"] for error in answer["errors"]] == ["#/file"]
-    said: str = answer["detail"]
-    return said
+    detail: str = answer["detail"]
+    return detail
 
 
-def test_a_workbook_holds_the_same_rows_as_other_files(client: TestClient) -> None:
+def test_a_workbook_gives_the_same_rows_as_other_files(client: TestClient) -> None:
     dataset = answered(upload(client, book([HEADER, *ROWS]), time="day"), 201)
-    assert stored(dataset) == {
+    assert stored_columns(dataset) == {
         "day": [datetime(2024, 1, day) for day in (1, 2, 3)],
         "shop": ["a", "b", "a"],
         "promotion": [1.0, 0.0, 1.0],
@@ -61,38 +61,38 @@ def test_a_workbook_holds_the_same_rows_as_other_files(client: TestClient) -> No
     assert (time["format"], time["unit"], time["last"]) == ("iso date", "day", "2024-01-03")
 
 
-def test_moments_are_read_to_the_second(client: TestClient) -> None:
+def test_timestamps_are_read_to_the_second(client: TestClient) -> None:
     moments = [datetime(2024, 1, 1) + timedelta(minutes=20 * index) for index in range(80)]
     rows = [[moment, index] for index, moment in enumerate(moments)]
     dataset = answered(upload(client, book([["when", "demand"], *rows]), time="when"), 201)
-    assert stored(dataset)["when"] == moments
+    assert stored_columns(dataset)["when"] == moments
     assert (dataset["columns"][0]["unit"], dataset["columns"][0]["step"]) == ("minute", 20)
 
 
-def test_a_sheet_may_be_named(client: TestClient) -> None:
+def test_a_sheet_can_be_chosen_by_name(client: TestClient) -> None:
     content = workbook({"notes": sheet([["read me"]]), "data": sheet([HEADER, *ROWS])})
     assert answered(upload(client, content, sheet="data", time="day"), 201)["rows"] == 3
     assert "its sheets are notes, data" in refusal(client, content, sheet="sesame")
 
 
-def test_rows_are_named_as_the_workbook_numbers_them(client: TestClient) -> None:
+def test_errors_use_the_row_numbers_of_the_workbook(client: TestClient) -> None:
     rows = [HEADER, *ROWS, [date(2024, 1, 4), "a", True, 1, "many"]]
     assert refusal(client, book(rows), time="day").startswith("row 5, column 'demand'")
     assert refusal(client, book(rows, first=4), time="day").startswith("row 8, column 'demand'")
 
 
-def test_empty_columns_and_rows_at_the_end_do_not_matter(client: TestClient) -> None:
+def test_trailing_empty_columns_and_rows_are_ignored(client: TestClient) -> None:
     rows = [["x", None, "demand"], [1, None, 2], [3, " ", 4], [None, None, None], ["", "", None]]
-    assert stored(answered(upload(client, book(rows)), 201)) == {"x": [1.0, 3.0], "demand": [2.0, 4.0]}
+    assert stored_columns(answered(upload(client, book(rows)), 201)) == {"x": [1.0, 3.0], "demand": [2.0, 4.0]}
 
 
 def test_empty_cells_and_errors_are_missing(client: TestClient) -> None:
     rows = [["x", "demand"], [1, 2], [None, 3], ["#N/A", 4], ["NA", 5], [6, 6]]
     dataset = answered(upload(client, book(rows), missing="drop"), 201)
-    assert (dataset["columns"][0]["missing"], stored(dataset)["x"]) == (3, [1.0, 6.0])
+    assert (dataset["columns"][0]["missing"], stored_columns(dataset)["x"]) == (3, [1.0, 6.0])
 
 
-def test_cells_of_several_kinds_are_text_however_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_with_mixed_cells_become_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpack, "BLOCK_ROWS", 2)
     rows = [
         ["mixed", "moments", "numbers"],
@@ -109,7 +109,7 @@ def test_cells_of_several_kinds_are_text_however_far_apart(monkeypatch: pytest.M
     }
 
 
-def test_a_batch_may_be_a_workbook(client: TestClient) -> None:
+def test_a_batch_accepts_a_workbook(client: TestClient) -> None:
     path = f"/v1/posteriors/{learned(client)['id']}/batch-prescriptions/upload"
     header = ["weekday", "temperature", "rain", "promotion", "holiday", "on"]
     content = book([header, ["SAT", 21.5, 0, 1, 0, date(2024, 1, 6)]])
@@ -119,7 +119,7 @@ def test_a_batch_may_be_a_workbook(client: TestClient) -> None:
 # odd files
 
 
-def test_a_workbook_that_unfolds_too_far_is_refused_before_it_is_read(
+def test_a_workbook_that_decompresses_too_far_is_refused_before_reading(
     client: TestClient, settings: Callable[..., None]
 ) -> None:
     settings(max_cells=1000)
@@ -128,7 +128,7 @@ def test_a_workbook_that_unfolds_too_far_is_refused_before_it_is_read(
     assert "unfolds to more than 0.064 MB" in refusal(client, bomb, time="day")
 
 
-def test_a_workbook_that_lies_about_its_sizes_is_refused(client: TestClient, settings: Callable[..., None]) -> None:
+def test_a_workbook_with_false_sizes_is_refused(client: TestClient, settings: Callable[..., None]) -> None:
     settings(max_cells=1000)
     honest, lie = struct.pack("<I", 1_000_000), struct.pack("<I", 100)
     bomb = workbook({"history": sheet([HEADER, *ROWS])}, **{"xl/media.xml": bytes(1_000_000)})
@@ -136,7 +136,7 @@ def test_a_workbook_that_lies_about_its_sizes_is_refused(client: TestClient, set
     assert "cannot be read" in refusal(client, bomb.replace(honest, lie), time="day")
 
 
-def test_a_sheet_with_a_cell_far_out_takes_no_more_memory_than_allowed(
+def test_a_sheet_with_a_distant_cell_stays_within_the_memory_limit(
     client: TestClient, settings: Callable[..., None]
 ) -> None:
     far = sheet([["x", "demand"], [1, 2]]).replace(
@@ -161,7 +161,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_workbooks_are_refused_with_a_sentence(client: TestClient, name: str) -> None:
+def test_odd_workbooks_are_refused_with_a_message(client: TestClient, name: str) -> None:
     content, says = ODD[name]
     assert says in refusal(client, content)
 
@@ -196,7 +196,7 @@ CELLS = st.one_of(
 
 @given(st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=6))
 @examined(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-def test_any_cells_make_a_table(rows: list[list[Any]]) -> None:
+def test_any_cells_give_a_table(rows: list[list[Any]]) -> None:
     _, table = unpack.unpack(book([["x", "demand"], *rows]), FEW)
     assert table.column_names == ["x", "demand"]
     assert table.num_rows <= len(rows)

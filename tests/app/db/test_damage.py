@@ -1,4 +1,4 @@
-"""Damaged data is called so, and a file that cannot be sent to its end does not look complete."""
+"""Damaged data is reported as damaged, and an interrupted download is detectable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def posterior(client: TestClient) -> Json:
 
 @pytest.fixture
 def batch(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A batch of several parts that has succeeded."""
+    """A succeeded batch of several parts."""
     monkeypatch.setattr(batches, "_MOST_ROWS_AT_ONCE", 20)
     body = {"dataset_id": create_dataset(client)["id"]}
     job_id: str = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)["id"]
@@ -42,7 +42,7 @@ def batch(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) 
     return job_id
 
 
-def is_called_damaged(response: httpx.Response) -> None:
+def assert_damaged(response: httpx.Response) -> None:
     assert response.status_code == 500
     body = response.json()
     assert body["type"] == "urn:bco:error:damaged-data"
@@ -51,30 +51,30 @@ def is_called_damaged(response: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_a_result_with_a_damaged_part_is_refused_before_it_begins(client: TestClient, batch: str, format: str) -> None:
+def test_a_result_with_a_damaged_part_is_refused_before_sending(client: TestClient, batch: str, format: str) -> None:
     with transaction() as session:
         session.get_one(JobPartRow, (batch, 2)).result = b"something else"
-    is_called_damaged(client.get(f"/v1/jobs/{batch}/result", params={"format": format}))
+    assert_damaged(client.get(f"/v1/jobs/{batch}/result", params={"format": format}))
 
 
-def test_a_damaged_posterior_or_data_set_is_called_damaged(client: TestClient) -> None:
+def test_a_damaged_posterior_or_data_set_is_reported_as_damaged(client: TestClient) -> None:
     posterior = learned(client)
     with transaction() as session:
         session.execute(
             sa.update(PosteriorBlockRow).where(PosteriorBlockRow.posterior_id == posterior["id"]).values(data=b"x")
         )
-    is_called_damaged(client.get(f"/v1/posteriors/{posterior['id']}/particles"))
-    is_called_damaged(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": CONTEXTS[:1]}))
+    assert_damaged(client.get(f"/v1/posteriors/{posterior['id']}/particles"))
+    assert_damaged(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": CONTEXTS[:1]}))
     dataset, whole = create_dataset(client), learned(client)
     with transaction() as session:
         session.execute(sa.update(DatasetChunkRow).where(DatasetChunkRow.dataset_id == dataset["id"]).values(data=b"x"))
     body = {"dataset_id": dataset["id"]}
-    is_called_damaged(client.post(f"/v1/posteriors/{whole['id']}/batch-prescriptions", json=body))
+    assert_damaged(client.post(f"/v1/posteriors/{whole['id']}/batch-prescriptions", json=body))
 
 
 @pytest.fixture
 def address(client: TestClient) -> Iterator[str]:
-    """The application behind a real server, whose connections can be cut."""
+    """Run the application on a real server and return its URL."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(create_app(), log_level="critical"))
@@ -87,20 +87,20 @@ def address(client: TestClient) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_a_file_that_fails_in_the_middle_is_cut_and_does_not_look_complete(
+def test_a_download_that_fails_half_way_ends_with_a_protocol_error(
     client: TestClient, address: str, batch: str, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
 
-    def fails_late(results: parts.Results, seq: int) -> bytes:
+    def fail_late(results: parts.Results, seq: int) -> bytes:
         reads.append(seq)
-        # Once to look for damage and once more for the columns; the last reading fails half way.
+        # Two passes check for damage and read the columns; the third fails half way.
         if len(reads) > 6 + 1:
             raise sa.exc.OperationalError("SELECT", {}, Exception("disk I/O error"))
         return read(results, seq)
 
     read = parts.Results._read
-    monkeypatch.setattr(parts.Results, "_read", fails_late)
+    monkeypatch.setattr(parts.Results, "_read", fail_late)
     url = f"{address}/v1/jobs/{batch}/result"
     with httpx.stream("GET", url, params={"format": format}) as response:
         assert response.status_code == 200

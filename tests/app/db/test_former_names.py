@@ -1,4 +1,4 @@
-"""What was stored under former names can still be read; requests that use them are refused."""
+"""Stored data with former field names stays readable; requests with them are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def posterior(client: TestClient) -> Json:
     return learned(client, inference=QUICK | {"particles": 60})
 
 
-def formerly(fields: Json, names: dict[str, str]) -> Json:
+def rename_fields(fields: Json, names: dict[str, str]) -> Json:
     return {names.get(name, name): value for name, value in fields.items()}
 
 
@@ -57,24 +57,24 @@ def post(client: TestClient, posterior: Json, kind: str, **changes: Any) -> Json
 # the log
 
 
-def aged(client: TestClient, answer: Json) -> tuple[str, bytes]:
-    """The id of a copy of a kept call as an earlier version would have kept it, and its answer."""
+def store_older_copy(client: TestClient, answer: Json) -> tuple[str, bytes]:
+    """Copy a logged call as an earlier version stored it; return the copy's id and answer."""
     with transaction() as session:
         row = session.get_one(PrescriptionRow, answer["id"])
         fields = {column.name: getattr(row, column.name) for column in sa.inspect(PrescriptionRow).columns}
     request = orjson.loads(unpacked(row.request, row.request_sha256))
-    told = orjson.loads(unpacked(row.answer, row.answer_sha256))
+    content = orjson.loads(unpacked(row.answer, row.answer_sha256))
     assert "problem_patch" in request
-    request = formerly(request, {"problem_patch": "problem"})
-    for one in told.get("prescriptions", ()):
+    request = rename_fields(request, {"problem_patch": "problem"})
+    for one in content.get("prescriptions", ()):
         one["reason"] = "a sentence as an earlier version worded it"
-    if told["problem_differs"]:
-        told["problem_differs"] = [formerly(one, {"requested": "asked"}) for one in told["problem_differs"]]
-    for one in told.get("evaluations", ()):
-        one["alternatives"] = [formerly(alternative, FORMER_ALTERNATIVE) for alternative in one["alternatives"]]
+    if content["problem_differs"]:
+        content["problem_differs"] = [rename_fields(one, {"requested": "asked"}) for one in content["problem_differs"]]
+    for one in content.get("evaluations", ()):
+        one["alternatives"] = [rename_fields(alternative, FORMER_ALTERNATIVE) for alternative in one["alternatives"]]
     identifier = answer["id"][:-4] + "0000"
-    told["id"] = identifier
-    kept, sent = orjson.dumps(request), orjson.dumps(told)
+    content["id"] = identifier
+    kept, sent = orjson.dumps(request), orjson.dumps(content)
     fields |= {"id": identifier, "request": packed(kept), "request_sha256": checksum(kept)}
     fields |= {"answer": packed(sent), "answer_sha256": checksum(sent)}
     with transaction() as session:
@@ -84,7 +84,7 @@ def aged(client: TestClient, answer: Json) -> tuple[str, bytes]:
 
 @pytest.mark.parametrize("patch", [None, PATCH])
 def test_an_older_prescription_reproduces(client: TestClient, posterior: Json, patch: Json | None) -> None:
-    identifier, sent = aged(client, post(client, posterior, "prescribe", problem_patch=patch))
+    identifier, sent = store_older_copy(client, post(client, posterior, "prescribe", problem_patch=patch))
     record = answered(client.get(f"/v1/prescriptions/{identifier}"))
     assert record["answer"] == orjson.loads(sent)
     assert record["request"]["problem_patch"] == patch
@@ -93,10 +93,10 @@ def test_an_older_prescription_reproduces(client: TestClient, posterior: Json, p
     assert (again["identical"], again["differences"]) == (True, [])
 
 
-def test_an_older_evaluation_reproduces_and_shows(client: TestClient, posterior: Json) -> None:
+def test_an_older_evaluation_reproduces_and_is_shown(client: TestClient, posterior: Json) -> None:
     alternatives = [{"name": "many", "decision": {"croissants": 300.0, "loaves": 200.0}}]
     answer = post(client, posterior, "evaluate", alternatives=alternatives, problem_patch=PATCH)
-    identifier, sent = aged(client, answer)
+    identifier, sent = store_older_copy(client, answer)
     assert b'"regret":' in sent
     record = answered(client.get(f"/v1/prescriptions/{identifier}"))
     assert record["answer"] == orjson.loads(sent), "an answer is kept as it was sent"
@@ -108,9 +108,9 @@ def test_an_older_evaluation_reproduces_and_shows(client: TestClient, posterior:
     assert signed(answer["evaluations"][0]["alternatives"][0]["extra_cost"]) in words(page)
 
 
-def test_a_patch_of_an_older_prescription_counts_for_what_came_of_it(client: TestClient, posterior: Json) -> None:
+def test_a_patch_of_an_older_prescription_counts_for_its_outcome(client: TestClient, posterior: Json) -> None:
     answer = post(client, posterior, "prescribe", problem_patch=PATCH)
-    identifier, _ = aged(client, answer)
+    identifier, _ = store_older_copy(client, answer)
     rows = [{"index": 0, "outcomes": {"croissants": 900.0, "loaves": 55.0}, "actual_decision": {"croissants": 1.0}}]
     now = answered(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json={"rows": rows}))
     then = answered(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"rows": rows}))
@@ -120,22 +120,22 @@ def test_a_patch_of_an_older_prescription_counts_for_what_came_of_it(client: Tes
 # jobs
 
 
-def age(job_id: str) -> None:
-    """Give what a job was asked for, and what it has found, the names of an earlier version."""
+def rename_job_fields(job_id: str) -> None:
+    """Give a job's spec and summary the field names of an earlier version."""
     with transaction() as session:
         stored = session.execute(sa.select(JOBS.c.spec, JOBS.c.summary).where(JOBS.c.id == job_id)).one()
-        spec = formerly(stored.spec, FORMER_JOB)
+        spec = rename_fields(stored.spec, FORMER_JOB)
         assert spec != stored.spec
         if "ours" in spec:
-            spec["ours"] = [formerly(one, FORMER_JOB) for one in spec["ours"]]
+            spec["ours"] = [rename_fields(one, FORMER_JOB) for one in spec["ours"]]
         text = orjson.dumps(stored.summary).replace(b'"actual_decision"', b'"done"')
         values = {"spec": spec, "summary": orjson.loads(text) if stored.summary else sa.null()}
         session.execute(sa.update(JOBS).where(JOBS.c.id == job_id).values(**values))
 
 
-def test_an_older_learning_job_shows_and_runs_again(client: TestClient) -> None:
+def test_an_older_learning_job_is_shown_and_can_be_rerun(client: TestClient) -> None:
     job = create_job(client, seed=3)
-    age(job["id"])
+    rename_job_fields(job["id"])
     shown = answered(client.get(f"/v1/jobs/{job['id']}"))
     assert shown["spec"] == job["spec"]
     assert "vi" in words(look(another_browser(client), f"/jobs/{job['id']}"))
@@ -150,7 +150,7 @@ def test_an_older_learning_job_shows_and_runs_again(client: TestClient) -> None:
 def test_an_older_batch_keeps_its_patch(client: TestClient, posterior: Json) -> None:
     body = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": posterior["dataset_id"]}
     job = answered(client.post("/v1/jobs", json=body | {"problem_patch": PATCH}), 202)
-    age(job["id"])
+    rename_job_fields(job["id"])
     assert answered(client.get(f"/v1/jobs/{job['id']}"))["spec"]["problem_patch"] == PATCH
     with transaction() as session:
         given = KINDS["prescribe"].read(session.get_one(JobRow, job["id"]))
@@ -160,11 +160,11 @@ def test_an_older_batch_keeps_its_patch(client: TestClient, posterior: Json) -> 
     assert decided["decision.croissants"][0].as_py() == patched["decision"]["croissants"]
 
 
-def test_an_older_backtest_shows_what_it_has_found(client: TestClient) -> None:
+def test_an_older_backtest_shows_its_results(client: TestClient) -> None:
     job = finished(client, asked(prepared(client), baselines=["constant"]))
     path = f"/v1/jobs/{job['id']}/backtest/over-time"
     drawn = answered(client.get(path))
-    age(job["id"])
+    rename_job_fields(job["id"])
     with transaction() as session:
         for part in session.scalars(sa.select(JobPartRow).where(JobPartRow.job_id == job["id"])):
             table = from_parquet(part.result or b"")
@@ -183,7 +183,7 @@ def test_an_older_backtest_shows_what_it_has_found(client: TestClient) -> None:
 
 def test_a_part_of_an_older_backtest_is_computed(client: TestClient) -> None:
     job = answered(client.post("/v1/jobs", json=asked(prepared(client), baselines=["constant"])), 202)
-    age(job["id"])
+    rename_job_fields(job["id"])
     with transaction() as session:
         given = KINDS["backtest"].read(session.get_one(JobRow, job["id"]))
     result = KINDS["backtest"].work(given, orjson.dumps([0, "done"]), no_progress, lambda data: None)
@@ -193,7 +193,7 @@ def test_a_part_of_an_older_backtest_is_computed(client: TestClient) -> None:
 # files
 
 
-def test_an_older_exported_posterior_imports(client: TestClient, tmp_path: Path) -> None:
+def test_an_older_exported_posterior_can_be_imported(client: TestClient, tmp_path: Path) -> None:
     made = learned_from(client, shops(client, unseen="other"))
     path = tmp_path / "older.bco"
     portable.export(made["id"], path)
@@ -236,7 +236,7 @@ def test_a_request_with_a_former_name_is_refused(
     assert refusal["detail"] == f"#/{field}: Extra inputs are not permitted"
 
 
-def test_ours_and_forms_refuse_former_names_too(client: TestClient, posterior: Json) -> None:
+def test_nested_fields_and_forms_refuse_former_names_too(client: TestClient, posterior: Json) -> None:
     body = {"kind": "backtest", "problem_id": "p", "dataset_id": "d", "ours": [{"posterior": {"method": "vi"}}]}
     assert answered(client.post("/v1/jobs", json=body), 422)["errors"][0]["pointer"] == "#/ours/0/posterior"
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"

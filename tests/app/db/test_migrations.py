@@ -1,3 +1,5 @@
+"""Migrations: every step up and down, on SQLite and PostgreSQL."""
+
 from __future__ import annotations
 
 import json
@@ -24,7 +26,7 @@ OURS = set(Base.metadata.tables)
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, empty_database: Callable[[str], str]) -> str:
-    """A database with nothing in it."""
+    """An empty database."""
     return Settings(database_url=empty_database(request.param)).sqlalchemy_url
 
 
@@ -35,7 +37,7 @@ def engine(url: str) -> Iterator[sa.Engine]:
     made.dispose()
 
 
-def current(url: str) -> bool:
+def database_is_current(url: str) -> bool:
     engine = create_engine(url)
     try:
         return is_current(engine)
@@ -51,15 +53,15 @@ def alembic(engine: sa.Engine, act: Callable[..., None], revision: str) -> None:
     config = _config()
     with engine.begin() as connection:
         if engine.dialect.name == "sqlite":
-            # As migrate does: a table that is made anew must not take along what hangs on it.
+            # As migrate does: recreating a table must not delete rows that refer to it.
             connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
         config.attributes["connection"] = connection
         act(config, revision)
-    # The next connection is another: this one's pragma would last.
+    # The next connection must be a new one without this pragma.
     engine.dispose()
 
 
-def test_an_empty_database_gets_every_table_and_the_job_engines(url: str, engine: sa.Engine) -> None:
+def test_migrating_an_empty_database_creates_every_table(url: str, engine: sa.Engine) -> None:
     assert tables(engine) == set()
     migrate(url)
     assert tables(engine) >= OURS
@@ -67,7 +69,7 @@ def test_an_empty_database_gets_every_table_and_the_job_engines(url: str, engine
     assert "workflow_status" in sa.inspect(engine).get_table_names(schema)
 
 
-def test_migrating_again_changes_nothing_and_keeps_what_is_stored(url: str, engine: sa.Engine) -> None:
+def test_migrating_again_changes_nothing(url: str, engine: sa.Engine) -> None:
     migrate(url)
     with engine.begin() as connection:
         connection.execute(sa.text("INSERT INTO workers (id, beat_at) VALUES ('worker_1', 7.5)"))
@@ -89,27 +91,27 @@ def test_tables_and_migrations_agree(url: str, engine: sa.Engine) -> None:
         assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
 
 
-def test_every_migration_can_be_taken_back_and_made_again(url: str, engine: sa.Engine) -> None:
+def test_all_migrations_can_be_downgraded_and_upgraded_again(url: str, engine: sa.Engine) -> None:
     migrate(url)
     alembic(engine, command.downgrade, "base")
     assert tables(engine) & OURS == set()
-    assert not current(url)
+    assert not database_is_current(url)
     migrate(url)
     assert tables(engine) >= OURS
-    assert current(url)
+    assert database_is_current(url)
 
 
-def test_every_step_of_the_history_goes_up_and_down_on_its_own(url: str, engine: sa.Engine) -> None:
+def test_every_migration_upgrades_and_downgrades_on_its_own(url: str, engine: sa.Engine) -> None:
     revisions = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
     assert revisions
     for revision in revisions:
         alembic(engine, command.upgrade, revision)
         alembic(engine, command.downgrade, "-1")
         alembic(engine, command.upgrade, revision)
-    assert current(url)
+    assert database_is_current(url)
 
 
-def test_what_was_there_before_workspaces_goes_into_the_default_one(engine: sa.Engine) -> None:
+def test_objects_from_before_workspaces_go_into_the_default_one(engine: sa.Engine) -> None:
     alembic(engine, command.upgrade, "0001")
     with engine.begin() as connection:
         for statement in (
@@ -125,7 +127,7 @@ def test_what_was_there_before_workspaces_goes_into_the_default_one(engine: sa.E
         assert connection.scalar(sa.text("SELECT count(*) FROM dataset_chunks")) == 1
 
 
-def test_data_sets_from_before_revisions_have_one_with_its_digest(engine: sa.Engine) -> None:
+def test_data_sets_from_before_revisions_get_one_with_its_digest(engine: sa.Engine) -> None:
     alembic(engine, command.upgrade, "0007")
     with engine.begin() as connection:
         for statement in (
@@ -137,31 +139,31 @@ def test_data_sets_from_before_revisions_have_one_with_its_digest(engine: sa.Eng
             connection.execute(sa.text(statement))
     alembic(engine, command.upgrade, "0008")
     with engine.connect() as connection:
-        found = connection.execute(sa.text("SELECT lead, revision, digest, policy FROM datasets")).one()
+        row = connection.execute(sa.text("SELECT lead, revision, digest, policy FROM datasets")).one()
         assert connection.scalars(sa.text("SELECT revision FROM dataset_chunks")).all() == [1, 1]
-    policy = found.policy if isinstance(found.policy, dict) else json.loads(found.policy)
-    assert (*found[:2], policy) == (1, 1, {"missing": "reject", "unseen": "reject"})
-    assert found.digest == checksum(b"aabb")
+    policy = row.policy if isinstance(row.policy, dict) else json.loads(row.policy)
+    assert (*row[:2], policy) == (1, 1, {"missing": "reject", "unseen": "reject"})
+    assert row.digest == checksum(b"aabb")
 
 
 def test_only_a_migrated_database_is_current(url: str) -> None:
-    assert not current(url)
+    assert not database_is_current(url)
     migrate(url)
-    assert current(url)
+    assert database_is_current(url)
 
 
 def test_a_database_of_another_version_is_not_current(url: str, engine: sa.Engine) -> None:
     migrate(url)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
-    assert not current(url)
+    assert not database_is_current(url)
 
 
 def test_the_history_has_one_head() -> None:
     assert len(ScriptDirectory.from_config(_config()).get_heads()) == 1
 
 
-def test_sqlite_writes_ahead_so_that_readers_do_not_wait(empty_database: Callable[[str], str]) -> None:
+def test_sqlite_uses_write_ahead_logging_so_that_readers_do_not_wait(empty_database: Callable[[str], str]) -> None:
     url = empty_database("sqlite")
     migrate(url)
     engine = create_engine(url)
@@ -172,11 +174,11 @@ def test_sqlite_writes_ahead_so_that_readers_do_not_wait(empty_database: Callabl
     engine.dispose()
 
 
-def test_the_folder_of_a_sqlite_file_is_made_when_it_is_not_there(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_missing_folder_of_a_sqlite_file_is_created(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("sqlite") / "deep" / "deeper" / "bco.db"
     migrate(f"sqlite:///{path}")
     assert path.exists()
-    assert current(f"sqlite:///{path}")
+    assert database_is_current(f"sqlite:///{path}")
 
 
 Rows = dict[str, dict[str, object]]
@@ -231,8 +233,8 @@ def insert(engine: sa.Engine, rows: Rows) -> None:
             connection.execute(sa.text(f"INSERT INTO {table} ({names}) VALUES ({values})"), row)  # noqa: S608
 
 
-def test_what_is_stored_before_an_upgrade_is_all_there_after_it(url: str, engine: sa.Engine) -> None:
-    """SQLite makes tables anew to change them; that must not take along what hangs on them."""
+def test_an_upgrade_keeps_all_stored_rows(url: str, engine: sa.Engine) -> None:
+    """SQLite recreates tables to change them; that must not delete rows that refer to them."""
     migrate(url)
     alembic(engine, command.downgrade, "0002")
     insert(engine, ROWS)
@@ -248,7 +250,7 @@ def test_what_is_stored_before_an_upgrade_is_all_there_after_it(url: str, engine
             assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
 
 
-def test_a_batch_becomes_a_job_that_names_its_posterior_and_back_again(engine: sa.Engine) -> None:
+def test_a_batch_becomes_a_job_with_its_posterior_and_back_again(engine: sa.Engine) -> None:
     alembic(engine, command.upgrade, "0005")
     rows = ROWS | {"jobs": ROWS["jobs"] | {"run_id": "job_1"}}
     insert(engine, rows)
@@ -259,30 +261,30 @@ def test_a_batch_becomes_a_job_that_names_its_posterior_and_back_again(engine: s
         part = {"job_id": "job_2", "seq": seq, "rows": count, "attempts": 1, "sha256": "x", "data": b"contexts"}
         insert(engine, {"job_parts": part | {"result": result, "result_sha256": result and "y"}})
 
-    def found(query: str) -> list[tuple[object, ...]]:
+    def query_rows(query: str) -> list[tuple[object, ...]]:
         with engine.connect() as connection:
             return [tuple(row) for row in connection.execute(sa.text(query))]
 
     for _ in range(2):
         alembic(engine, command.upgrade, "0006")
         assert "batches" not in tables(engine)
-        jobs = found("SELECT id, kind, posterior_id, priority FROM jobs ORDER BY id")
+        jobs = query_rows("SELECT id, kind, posterior_id, priority FROM jobs ORDER BY id")
         assert jobs == [("job_1", "learn", None, 1), ("job_2", "prescribe", "post_1", 1)]
-        assert found("SELECT seq, work, data, result FROM job_parts ORDER BY seq") == [
+        assert query_rows("SELECT seq, work, data, result FROM job_parts ORDER BY seq") == [
             (0, 7, b"contexts", b"done"),
             (1, 5, b"contexts", None),
         ]
-        assert found("SELECT text FROM job_log") == [("accepted",)]
+        assert query_rows("SELECT text FROM job_log") == [("accepted",)]
         with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
             connection.execute(sa.text("DELETE FROM posteriors"))
         alembic(engine, command.downgrade, "0005")
-        assert found("SELECT job_id, posterior_id, rows, shards FROM batches") == [("job_2", "post_1", 12, 2)]
-        assert found("SELECT seq, rows, result FROM job_parts ORDER BY seq") == [(0, 7, b"done"), (1, 5, None)]
-        assert found("SELECT id FROM posteriors") == [("post_1",)]
-        assert found("SELECT text FROM job_log") == [("accepted",)]
+        assert query_rows("SELECT job_id, posterior_id, rows, shards FROM batches") == [("job_2", "post_1", 12, 2)]
+        assert query_rows("SELECT seq, rows, result FROM job_parts ORDER BY seq") == [(0, 7, b"done"), (1, 5, None)]
+        assert query_rows("SELECT id FROM posteriors") == [("post_1",)]
+        assert query_rows("SELECT text FROM job_log") == [("accepted",)]
 
 
-# What jobs were stored with before methods had options of their own.
+# Stored options of jobs before each method had its own.
 OLD_OPTIONS: dict[str, object] = {
     "method": "auto",
     "family": "laplace",
@@ -322,13 +324,11 @@ SPEC: dict[str, object] = {"predictor": {"kind": "auto", "hidden": None}, "polic
     ],
     ids=json.dumps,
 )
-def test_a_job_that_may_still_run_keeps_what_was_chosen_for_it(
-    engine: sa.Engine, chosen: dict[str, object], state: str
-) -> None:
+def test_a_job_that_may_still_run_keeps_its_options(engine: sa.Engine, chosen: dict[str, object], state: str) -> None:
     alembic(engine, command.upgrade, "0005")
     spec: dict[str, Any] = SPEC | {"posterior": OLD_OPTIONS | chosen}
     kind = "return_constrained_portfolio" if "chains" in chosen else "newsvendor"
-    # What would make no difference for this problem was ignored before, and would be refused now.
+    # Options without effect were ignored before, and would be refused now.
     idle = {} if chosen["method"] != "auto" else {"epochs": 77} if "chains" in chosen else {"steps": 777}
     spec["posterior"] |= idle
     before = {name: ROWS[name] for name in ("problems", "datasets", "jobs")}
@@ -338,7 +338,7 @@ def test_a_job_that_may_still_run_keeps_what_was_chosen_for_it(
     part = {"job_id": "job_1", "seq": 0, "rows": 1, "attempts": 1, "sha256": "x", "data": b"half a chain"}
     insert(engine, {"job_parts": part})
 
-    def stored() -> dict[str, Any]:
+    def stored_spec() -> dict[str, Any]:
         jobs = sa.table("jobs", sa.column("spec", sa.JSON))
         with engine.connect() as connection:
             assert connection.scalar(sa.text("SELECT count(*) FROM job_parts")) == 0
@@ -346,18 +346,18 @@ def test_a_job_that_may_still_run_keeps_what_was_chosen_for_it(
         return found
 
     alembic(engine, command.upgrade, "0006")
-    request = LearnRequest(problem_id="prob_1", dataset_id="data_1", **job_spec(stored()))
+    request = LearnRequest(problem_id="prob_1", dataset_id="data_1", **job_spec(stored_spec()))
     options = request.learning_options()
     assert {name: getattr(options, name) for name in chosen} == chosen
     assert all(getattr(options, name) is None for name in idle)
     assert (request.seed, options.particles) == (7, 200)
     alembic(engine, command.downgrade, "0005")
-    assert OLD_OPTIONS | {"members": stored()["posterior"].get("members")} | stored()["posterior"] == (
+    assert OLD_OPTIONS | {"members": stored_spec()["posterior"].get("members")} | stored_spec()["posterior"] == (
         OLD_OPTIONS | {"members": 1 if chosen["method"] == "vi" else None} | chosen
     )
 
 
-def test_a_job_that_has_succeeded_shows_what_it_ran_with(engine: sa.Engine) -> None:
+def test_a_succeeded_job_keeps_its_options(engine: sa.Engine) -> None:
     alembic(engine, command.upgrade, "0005")
     spec = json.dumps(SPEC | {"posterior": OLD_OPTIONS})
     rows = {name: ROWS[name] for name in ("problems", "datasets", "jobs")}

@@ -1,6 +1,6 @@
-"""Everything that can be wrong with a request gets a clear answer, and leaves nothing behind.
+"""Bad requests get a clear error and change nothing.
 
-Each case sends one bad request; ``SECRET`` stands for whatever was wrong in it, and must not come back.
+Each case sends one bad request; ``SECRET`` stands for the bad value, and must not appear in the response.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NUL = "\0"
 
 @dataclass(frozen=True)
 class World:
-    """Objects in every state that a bad request could be about."""
+    """Objects in every state that a bad request can refer to."""
 
     problem: Json
     dataset: Json
@@ -85,7 +85,7 @@ def world(client: TestClient) -> World:
 
 @dataclass(frozen=True)
 class Case:
-    """One bad request, and what its answer must be: status, pointer to the place, and words that help."""
+    """One bad request and its expected error: status, pointer and words of the message."""
 
     send: Callable[[TestClient, World], Response]
     status: int = 422
@@ -113,7 +113,7 @@ def assert_refused(response: Response, case: Case) -> None:
         assert "Traceback" not in sentence
 
 
-# how requests are sent
+# senders of requests
 
 ROW = {"x": 1.5, "shop": "north", "demand": 3}
 OTHER_ROW = {"x": 2.5, "shop": "south", "demand": 4}
@@ -128,7 +128,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 
 def send_json(client: TestClient, path: str, body: Any) -> Response:
-    """Escaped as ASCII, so that half a character can be sent too."""
+    """Send JSON escaped as ASCII, so that lone surrogates can be sent too."""
     return client.post(path, content=json.dumps(body), headers=JSON_TYPE)
 
 
@@ -152,7 +152,7 @@ def item(**changes: Any) -> Callable[[TestClient, World], Response]:
 
 
 def item_literal(literal: str) -> Callable[[TestClient, World], Response]:
-    """A cost that only a lenient JSON parser takes."""
+    """Send a cost that only a lenient JSON parser accepts."""
     spec = {"kind": "newsvendor", "items": [ITEM | {"overage_cost": "LITERAL"}]}
     return raw("/v1/problems", json.dumps({"name": "n", "spec": spec}).replace('"LITERAL"', literal))
 
@@ -224,7 +224,7 @@ def without(context: Json, name: str) -> Json:
 
 
 def call(method: str, kind: str, suffix: str = "", body: Any = None) -> Callable[[TestClient, World], Response]:
-    """A request about one of the world's objects: ``call("POST", "failed", "/cancel")``."""
+    """Send a request about an object of the world: ``call("POST", "failed", "/cancel")``."""
 
     def send(client: TestClient, world: World) -> Response:
         name, _, want = kind.partition(".")
@@ -685,7 +685,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
-def test_bad_input_is_refused_clearly_and_leaves_nothing_behind(
+def test_bad_input_is_refused_clearly_and_changes_nothing(
     client: TestClient, world: World, settings: Callable[..., None], case: Case
 ) -> None:
     settings(**case.settings)
@@ -694,8 +694,8 @@ def test_bad_input_is_refused_clearly_and_leaves_nothing_behind(
     assert counts() == before
 
 
-def test_the_requests_that_the_table_spoils_are_good_ones(client: TestClient, world: World) -> None:
-    """Otherwise a case could be refused for another reason than the one it names."""
+def test_the_unmodified_requests_of_the_table_are_valid(client: TestClient, world: World) -> None:
+    """Otherwise a case could be refused for the wrong reason."""
     sent = [problem(), item(), item_literal("1"), dataset(), second_row(), row_literal("1"), job()]
     sent += [file("x,demand\n1,2\n2,3\n"), file(GOOD_PARQUET)]
     assert {send(client, world).status_code for send in sent} <= {201, 202}
@@ -716,8 +716,8 @@ def test_a_job_in_use_by_its_posterior_is_not_deleted(client: TestClient, world:
 
 
 @pytest.mark.filterwarnings("ignore:Unclosed file <tempfile.SpooledTemporaryFile:ResourceWarning")
-def test_a_form_that_stops_in_the_middle_is_refused(client: TestClient, world: World) -> None:
-    """Starlette leaves the unfinished part's file to the garbage collector: hence the filter, and the sweep."""
+def test_a_truncated_form_is_refused(client: TestClient, world: World) -> None:
+    """Starlette leaves the file of the unfinished part to the garbage collector: hence the filter and gc.collect."""
     before = counts()
     body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nx,demand\n1,'
     send = raw("/v1/datasets/upload", body, "multipart/form-data; boundary=b")
@@ -726,7 +726,7 @@ def test_a_form_that_stops_in_the_middle_is_refused(client: TestClient, world: W
     gc.collect()
 
 
-def test_several_mistakes_are_named_at_once(client: TestClient) -> None:
+def test_several_errors_are_listed_at_once(client: TestClient) -> None:
     body = {"predictor": {"kind": SECRET}, "seed": -1, "inference": {"epochs": 0}}
     answer = client.post("/v1/jobs", json=body).json()
     assert {error["pointer"] for error in answer["errors"]} == {
@@ -739,11 +739,11 @@ def test_several_mistakes_are_named_at_once(client: TestClient) -> None:
     assert answer["detail"].endswith("(and 4 more)")
 
 
-def test_a_method_that_is_not_taken_is_answered_with_those_that_are(client: TestClient) -> None:
+def test_an_unsupported_method_is_answered_with_the_supported_ones(client: TestClient) -> None:
     assert "POST" in client.put("/v1/problems").headers["allow"]
 
 
-def test_pointers_escape_names_that_hold_slashes_and_tildes(client: TestClient) -> None:
+def test_pointers_escape_slashes_and_tildes(client: TestClient) -> None:
     rows = [{"a/b~c": 1, "demand": 1}, {"a/b~c": None, "demand": 2}]
     answer = client.post("/v1/datasets", json={"name": "d", "outcomes": ["demand"], "rows": rows}).json()
     assert [error["pointer"] for error in answer["errors"]] == ["#/rows/1/a~1b~0c"]
@@ -754,7 +754,7 @@ def test_pointers_escape_names_that_hold_slashes_and_tildes(client: TestClient) 
 
 @pytest.fixture(scope="module")
 def small_client(client: TestClient) -> Iterator[TestClient]:
-    """The application with room for bodies of one megabyte."""
+    """The application with a body limit of one megabyte."""
     from app.settings import get_settings
 
     with pytest.MonkeyPatch.context() as patch:
@@ -767,7 +767,7 @@ def small_client(client: TestClient) -> Iterator[TestClient]:
 
 
 def chunks(*parts: bytes) -> Iterator[bytes]:
-    """A body of unknown length, sent as it comes."""
+    """Stream a body of unknown length."""
     yield from parts
 
 
@@ -793,7 +793,7 @@ OVERSIZE = {
 
 
 @pytest.mark.parametrize(("path", "headers", "body"), OVERSIZE.values(), ids=OVERSIZE.keys())
-def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(
+def test_a_body_over_the_limit_is_refused_with_or_without_a_length(
     small_client: TestClient, path: str, headers: dict[str, str], body: Callable[[], Any]
 ) -> None:
     before = counts()
@@ -818,25 +818,23 @@ def test_a_content_length_that_is_not_a_number_is_not_trusted(small_client: Test
     assert response.status_code in (400, 413)
 
 
-# nothing half-written, even when the failure comes in the middle of writing
+# no partial writes when writing fails half way
 
 
-def test_a_data_set_whose_second_chunk_cannot_be_written_is_not_kept_at_all(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_whose_second_chunk_fails_is_not_stored(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.datasets import service as datasets
 
     before = counts()
     calls = []
 
-    def fails_at_the_second(data: bytes) -> str:
+    def fail_at_second_call(data: bytes) -> str:
         calls.append(data)
         if len(calls) == 2:
             raise OSError("disk full of bees")
         return "0" * 64
 
     monkeypatch.setattr(datasets, "CHUNK_ROWS", 10)
-    monkeypatch.setattr(datasets, "checksum", fails_at_the_second)
+    monkeypatch.setattr(datasets, "checksum", fail_at_second_call)
     response = client.post("/v1/datasets", json={"name": "d", "outcomes": OUTCOMES, "rows": ROWS})
     assert_refused(response, Case(call("POST", "queued"), 500))
     assert "bees" not in response.text
@@ -844,7 +842,7 @@ def test_a_data_set_whose_second_chunk_cannot_be_written_is_not_kept_at_all(
     assert counts() == before
 
 
-def test_a_posterior_that_cannot_be_written_is_not_stored_and_its_job_not_done(
+def test_a_posterior_that_cannot_be_written_leaves_its_job_running(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from app.jobs import compute
@@ -856,15 +854,15 @@ def test_a_posterior_that_cannot_be_written_is_not_stored_and_its_job_not_done(
     before = counts()
     calls = []
 
-    def fails_at_the_third(data: bytes) -> str:
+    def fail_at_third_call(data: bytes) -> str:
         calls.append(data)
         if len(calls) == 3:
             raise OSError("disk full")
         return "0" * 64
 
-    monkeypatch.setattr(posteriors, "checksum", fails_at_the_third)
+    monkeypatch.setattr(posteriors, "checksum", fail_at_third_call)
     with pytest.raises(OSError, match="disk full"):
         compute.run(made["id"], attempt)
-    # Its log may have grown: it did run.
+    # The job's log may have grown.
     assert counts() | {"job_log": 0} == before | {"job_log": 0}
     assert answered(client.get(f"/v1/jobs/{made['id']}"))["state"] == "running"

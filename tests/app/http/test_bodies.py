@@ -1,4 +1,4 @@
-"""Bodies: nobody's is read before it is known that they may send it, and nobody's keeps others waiting."""
+"""Request bodies: scopes are checked before reading, and sizes are limited one by one and in total."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def with_scope(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         session.execute(sa.delete(KeyRow))
 
 
-async def ask(path: str, headers: dict[str, str], content_type: str, read: list[int]) -> int:
-    """The status of a POST to the application, whose body is counted as it is read."""
+async def post_counted(path: str, headers: dict[str, str], content_type: str, read: list[int]) -> int:
+    """Post to the application, record each read of the body, and return the status."""
     sent: list[Any] = []
     raw = {"host": "localhost", "content-type": content_type, **{n.lower(): v for n, v in headers.items()}}
     scope = {
@@ -78,17 +78,17 @@ async def ask(path: str, headers: dict[str, str], content_type: str, read: list[
 
 @pytest.mark.parametrize(("path", "scope"), ROUTES)
 @pytest.mark.parametrize("repeated", [False, True], ids=["once", "repeatable"])
-def test_a_caller_without_the_scope_is_refused_before_anything_of_the_body_is_read(
+def test_a_caller_without_the_scope_is_refused_before_its_body_is_read(
     with_scope: Callable[[str], dict[str, str]], path: str, scope: str, repeated: bool
 ) -> None:
     headers = with_scope(scope) | ({"Idempotency-Key": "mine"} if repeated else {})
     read: list[int] = []
     kind = "multipart/form-data; boundary=x" if path.endswith("upload") else "application/json"
-    assert anyio.run(ask, path, headers, kind, read) == 403
+    assert anyio.run(post_counted, path, headers, kind, read) == 403
     assert read == []
 
 
-def test_an_answer_is_not_repeated_to_a_caller_without_the_scope(
+def test_an_idempotent_answer_is_not_replayed_without_the_scope(
     client: TestClient, with_scope: Callable[[str], dict[str, str]]
 ) -> None:
     once, body = {"Idempotency-Key": uuid4().hex}, example_problem()
@@ -102,33 +102,33 @@ def post(client: TestClient, path: str, content: bytes) -> Response:
     return client.post(path, content=content, headers={"Content-Type": "application/json"})
 
 
-def refused(response: Response, status: int, words: str) -> None:
+def assert_refused(response: Response, status: int, words: str) -> None:
     assert response.status_code == status, response.text
     assert words in response.json()["detail"]
 
 
 @pytest.mark.parametrize(("path", "most"), routes.SMALL_BODIES.items())
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "in chunks"])
-def test_addresses_that_need_little_take_little(client: TestClient, path: str, most: int, declared: bool) -> None:
+def test_small_endpoints_accept_only_small_bodies(client: TestClient, path: str, most: int, declared: bool) -> None:
     content = b" " * (most + 1)
     body: Any = content if declared else iter([content[: most // 2], content[most // 2 :]])
     method = "PUT" if path == "/v1/aliases/{name}" else "POST"
     response = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
     if path == "/v1/problems/import" and not declared:
-        # Of what is no form nothing is read.
-        refused(response, 422, "required")
+        # A body that is not a form is not read.
+        assert_refused(response, 422, "required")
     else:
-        refused(response, 413, "at most")
+        assert_refused(response, 413, "at most")
 
 
-def test_a_body_where_none_is_read_is_bounded_as_well(client: TestClient) -> None:
+def test_an_unused_body_is_limited_too(client: TestClient) -> None:
     headers = {"Idempotency-Key": "some"}
     response = client.post("/v1/jobs/job_x/cancel", content=b"x" * (routes.NO_BODY + 1), headers=headers)
-    refused(response, 413, "at most 64 kB")
+    assert_refused(response, 413, "at most 64 kB")
 
 
-class Crowd:
-    """Requests to an application that holds 1 MB of bodies at most, and answers each when it is let go."""
+class ConcurrentBodies:
+    """Concurrent requests to an application that limits all bodies to 1 MB and answers once `go` is set."""
 
     def __init__(self) -> None:
         self.limit = BodyLimit(self._serve, 2_000_000, 1_000_000)
@@ -144,7 +144,7 @@ class Crowd:
         except HttpError as error:
             await error.answer()(scope, receive, send)
 
-    async def ask(self, size: int, declared: bool) -> None:
+    async def post(self, size: int, declared: bool) -> None:
         left = size
         headers = [(b"content-length", b"%d" % size)] if declared else []
 
@@ -162,74 +162,74 @@ class Crowd:
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "in chunks"])
-def test_bodies_have_a_limit_together_and_small_ones_always_pass(declared: bool) -> None:
+def test_bodies_have_a_total_limit_and_small_ones_always_pass(declared: bool) -> None:
     async def run() -> None:
-        crowd = Crowd()
+        bodies = ConcurrentBodies()
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
-                tasks.start_soon(crowd.ask, 400_000, declared)
+                tasks.start_soon(bodies.post, 400_000, declared)
             await anyio.wait_all_tasks_blocked()
-            assert (crowd.limit.total, crowd.answers) == (800_000, [])
-            await crowd.ask(300_000, declared)
-            ((status, headers),) = crowd.answers
+            assert (bodies.limit.total, bodies.answers) == (800_000, [])
+            await bodies.post(300_000, declared)
+            ((status, headers),) = bodies.answers
             assert status == 503
             assert int(headers[b"retry-after"]) >= 1
-            assert crowd.limit.total == 800_000
+            assert bodies.limit.total == 800_000
             for _ in range(10):
-                tasks.start_soon(crowd.ask, SMALL_BODY, declared)
+                tasks.start_soon(bodies.post, SMALL_BODY, declared)
             await anyio.wait_all_tasks_blocked()
-            crowd.go.set()
-        assert [status for status, _ in crowd.answers] == [503] + [200] * 12
-        assert crowd.limit.total == 0
-        # There is room again, also for one that is larger than all may be together.
-        await crowd.ask(1_100_000, declared)
-        assert crowd.answers[-1][0] == 200
+            bodies.go.set()
+        assert [status for status, _ in bodies.answers] == [503] + [200] * 12
+        assert bodies.limit.total == 0
+        # Alone, a body above the total limit passes.
+        await bodies.post(1_100_000, declared)
+        assert bodies.answers[-1][0] == 200
 
     anyio.run(run)
 
 
-def test_the_limit_of_all_bodies_is_a_setting(settings: Callable[..., None]) -> None:
+def test_the_total_limit_of_bodies_is_a_setting(settings: Callable[..., None]) -> None:
     settings(max_bodies_mb=3)
     limits = [one.kwargs["max_total_bytes"] for one in create_app().user_middleware if one.cls is BodyLimit]
     assert limits == [3_000_000]
 
 
-def test_json_has_a_limit_of_its_own(client: TestClient, settings: Callable[..., None]) -> None:
+def test_json_has_its_own_size_limit(client: TestClient, settings: Callable[..., None]) -> None:
     settings(max_json_mb=1)
-    refused(post(client, "/v1/datasets", b" " * 1_000_001), 413, "at most 1 MB")
+    assert_refused(post(client, "/v1/datasets", b" " * 1_000_001), 413, "at most 1 MB")
     form = {"name": "days", "outcomes": ",".join(OUTCOMES)}
     table = "\n".join([",".join(ROWS[0]), *(",".join(map(str, row.values())) for row in ROWS)]) + "\n" * 1_000_001
     answered(client.post("/v1/datasets/upload", data=form, files={"file": ("days.csv", table.encode())}), 201)
 
 
-def test_json_has_so_many_values(client: TestClient, settings: Callable[..., None]) -> None:
+def test_json_has_a_limited_number_of_values(client: TestClient, settings: Callable[..., None]) -> None:
     settings(max_json_values=1000)
     for content in (b"[1," * 600, b'{"a":' * 1001, b"1," * 1001):
-        refused(post(client, "/v1/datasets", content), 413, "BCO_MAX_JSON_VALUES")
+        assert_refused(post(client, "/v1/datasets", content), 413, "BCO_MAX_JSON_VALUES")
     answered(client.post("/v1/problems", json=example_problem()), 201)
 
 
-def test_json_has_so_many_levels(client: TestClient) -> None:
+def test_json_has_a_limited_depth(client: TestClient) -> None:
     deep = b'{"name": ' + b"[" * 300 + b"]" * 300 + b"}"
-    refused(post(client, "/v1/problems", deep), 422, "200 levels")
+    assert_refused(post(client, "/v1/problems", deep), 422, "200 levels")
 
 
-def test_a_request_of_nothing_but_mistakes_is_refused_without_listing_them(client: TestClient) -> None:
+def test_a_request_with_thousands_of_errors_is_refused_without_a_list(client: TestClient) -> None:
     content = b"{" + b",".join(b'"k%d":1' % number for number in range(5000)) + b"}"
     for path in ("/v1/jobs", "/v1/problems", "/v1/datasets", "/v1/posteriors/post_x/prescribe"):
         answer = post(client, path, content)
-        refused(answer, 422, "mistakes")
+        assert_refused(answer, 422, "mistakes")
         assert len(answer.json()["errors"]) == 1
     nested = b'{"name": "x", "spec": {"kind": "newsvendor", "items": [%s]}}' % content
     answer = post(client, "/v1/problems", nested)
-    refused(answer, 422, "mistakes")
+    assert_refused(answer, 422, "mistakes")
     assert answer.json()["errors"][0]["pointer"] == "#/spec/items/0"
     few = b"{" + b",".join(b'"k%d":1' % number for number in range(20)) + b"}"
     assert 20 <= len(post(client, "/v1/problems", few).json()["errors"]) <= MOST_MISTAKES
 
 
-def test_parsing_json_is_not_held_up_by_the_collector() -> None:
-    """A parser holds the interpreter, and with it every request: the collector must not make that ten times longer."""
+def test_parsing_json_does_not_trigger_garbage_collection() -> None:
+    """The parser holds the interpreter lock; garbage collection would block all requests ten times longer."""
     body = b"[" + b",".join(b'{"k%d":[]}' % number for number in range(100_000)) + b"]"
     before = [generation["collections"] for generation in gc.get_stats()]
     assert len(routes.parse_json(body)) == 100_000

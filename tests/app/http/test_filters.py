@@ -1,4 +1,4 @@
-"""Lists of some objects, and the refusal of query parameters that an address does not know."""
+"""Filters of lists, and refusal of unknown query parameters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ METHODS = ("get", "post", "put", "patch", "delete")
 QUALITIES = ("ok", "warn", "bad")
 
 
-def listed(client: TestClient, path: str, **only: str) -> list[str]:
-    """The ids of every object that a list shows, by pages of two."""
+def list_ids(client: TestClient, path: str, **only: str) -> list[str]:
+    """Return the ids of a whole list, read in pages of two."""
     found: list[str] = []
     query: Json = {"limit": 2, **only}
     while True:
@@ -29,10 +29,10 @@ def listed(client: TestClient, path: str, **only: str) -> list[str]:
         query["cursor"] = answer["next_cursor"]
 
 
-# parameters that an address does not know
+# unknown query parameters
 
 
-def test_no_address_ignores_a_query_parameter_that_it_does_not_know(client: TestClient) -> None:
+def test_no_endpoint_ignores_an_unknown_query_parameter(client: TestClient) -> None:
     seen = 0
     for path, entry in answered(client.get("/openapi.json"))["paths"].items():
         for method in METHODS:
@@ -48,12 +48,12 @@ def test_no_address_ignores_a_query_parameter_that_it_does_not_know(client: Test
     assert seen >= 20
 
 
-def test_every_unknown_parameter_is_named_and_known_ones_are_not(client: TestClient) -> None:
+def test_exactly_the_unknown_parameters_are_named(client: TestClient) -> None:
     problem = answered(client.get("/v1/jobs?statte=queued&limit=3&of=me&of=you"), 422)
     assert [error["pointer"] for error in problem["errors"]] == ["#/query/statte", "#/query/of"]
 
 
-def test_pages_and_health_may_be_asked_with_anything(client: TestClient) -> None:
+def test_pages_and_health_checks_accept_any_query(client: TestClient) -> None:
     for path in ("/livez", "/readyz", "/docs", "/openapi.json", "/metrics"):
         assert client.get(path, params={"from": "a link"}).status_code == 200
 
@@ -63,7 +63,7 @@ def test_pages_and_health_may_be_asked_with_anything(client: TestClient) -> None
 
 @pytest.fixture(scope="module")
 def posteriors(client: TestClient) -> list[Json]:
-    """Six of two names, oldest first, two of each quality."""
+    """Six posteriors with two names, oldest first, two of each quality."""
     made = [learned(client, name="bread" if number % 2 else "cake") for number in range(6)]
     with transaction() as session:
         for number, posterior in enumerate(made):
@@ -73,47 +73,47 @@ def posteriors(client: TestClient) -> list[Json]:
 
 
 def ids(objects: list[Json]) -> list[str]:
-    """Newest first, as lists show them."""
+    """Return ids newest first, as lists show them."""
     return [one["id"] for one in reversed(objects)]
 
 
 @pytest.mark.parametrize("column", ["problem_id", "dataset_id", "job_id", "name", "quality"])
-def test_posteriors_can_be_listed_by(client: TestClient, posteriors: list[Json], column: str) -> None:
+def test_posteriors_can_be_filtered(client: TestClient, posteriors: list[Json], column: str) -> None:
     for wanted in {posterior[column] for posterior in posteriors}:
         expected = [posterior for posterior in posteriors if posterior[column] == wanted]
         assert 0 < len(expected) < len(posteriors)
-        assert listed(client, "/v1/posteriors", **{column: wanted}) == ids(expected)
+        assert list_ids(client, "/v1/posteriors", **{column: wanted}) == ids(expected)
 
 
 def test_filters_of_posteriors_can_be_combined(client: TestClient, posteriors: list[Json]) -> None:
-    assert listed(client, "/v1/posteriors", name="bread", quality="warn") == [posteriors[3]["id"]]
+    assert list_ids(client, "/v1/posteriors", name="bread", quality="warn") == [posteriors[3]["id"]]
     first, other = posteriors[0], posteriors[1]
-    assert listed(client, "/v1/posteriors", problem_id=first["problem_id"], job_id=other["job_id"]) == []
+    assert list_ids(client, "/v1/posteriors", problem_id=first["problem_id"], job_id=other["job_id"]) == []
 
 
 @pytest.mark.parametrize("text", ["\x00", "prob_", "prob_bogus", "'; drop table posteriors", "", "\ud800"])
 @pytest.mark.parametrize("column", ["problem_id", "dataset_id", "job_id"])
-def test_text_that_cannot_be_an_id_finds_no_posteriors(
+def test_text_that_cannot_be_an_id_matches_no_posterior(
     client: TestClient, posteriors: list[Json], column: str, text: str
 ) -> None:
     text = text.encode("utf-8", "replace").decode()
-    assert listed(client, "/v1/posteriors", **{column: text}) == []
+    assert list_ids(client, "/v1/posteriors", **{column: text}) == []
 
 
-def test_data_sets_can_be_listed_by_name(client: TestClient) -> None:
+def test_data_sets_can_be_filtered_by_name(client: TestClient) -> None:
     made = [create_dataset(client, name=name) for name in ("north", "south", "north", "north", "South")]
-    assert listed(client, "/v1/datasets", name="north") == ids([made[0], made[2], made[3]])
-    assert listed(client, "/v1/datasets", name=" south ") == [made[1]["id"]]
-    assert listed(client, "/v1/datasets", name="nort") == []
+    assert list_ids(client, "/v1/datasets", name="north") == ids([made[0], made[2], made[3]])
+    assert list_ids(client, "/v1/datasets", name=" south ") == [made[1]["id"]]
+    assert list_ids(client, "/v1/datasets", name="nort") == []
 
 
-def test_problems_can_be_listed_by_name_and_kind(client: TestClient) -> None:
+def test_problems_can_be_filtered_by_name_and_kind(client: TestClient) -> None:
     funds = [create_problem(client, name=name, spec=FUND) for name in ("fund", "other", "fund")]
     bakery = create_problem(client, name="fund")
-    assert listed(client, "/v1/problems", kind=FUND["kind"]) == ids(funds)
-    assert listed(client, "/v1/problems", name="fund") == ids([funds[0], funds[2], bakery])
-    assert listed(client, "/v1/problems", name="fund", kind="newsvendor") == [bakery["id"]]
-    assert listed(client, "/v1/problems", kind="shipment") == []
+    assert list_ids(client, "/v1/problems", kind=FUND["kind"]) == ids(funds)
+    assert list_ids(client, "/v1/problems", name="fund") == ids([funds[0], funds[2], bakery])
+    assert list_ids(client, "/v1/problems", name="fund", kind="newsvendor") == [bakery["id"]]
+    assert list_ids(client, "/v1/problems", kind="shipment") == []
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,10 @@ def test_problems_can_be_listed_by_name_and_kind(client: TestClient) -> None:
         ("/v1/problems", {"kind": "dance"}),
     ],
 )
-def test_a_filter_that_means_nothing_is_refused_with_its_place(
-    client: TestClient, path: str, wrong: dict[str, Any]
-) -> None:
+def test_an_invalid_filter_is_refused_with_a_pointer(client: TestClient, path: str, wrong: dict[str, Any]) -> None:
     problem = answered(client.get(path, params=wrong), 422)
     assert problem["errors"][0]["pointer"] == f"#/query/{next(iter(wrong))}"
 
 
-def test_an_unknown_kind_is_answered_with_those_that_are_known(client: TestClient) -> None:
+def test_an_unknown_kind_is_refused_with_the_known_kinds(client: TestClient) -> None:
     assert "newsvendor" in answered(client.get("/v1/problems", params={"kind": "dance"}), 422)["detail"]

@@ -1,4 +1,4 @@
-"""A creating POST sent again with its key is answered the same and makes nothing new, whatever happens in between."""
+"""Idempotency-Key: a repeated POST returns the first answer and creates nothing, even after crashes."""
 
 from __future__ import annotations
 
@@ -64,33 +64,33 @@ Post = Callable[..., Response]
 
 @pytest.fixture(params=["problem", "dataset", "upload", "job"])
 def post(request: pytest.FixtureRequest, ids: Json) -> Post:
-    """Each way to create something: ``post(client, key)``, and ``name`` makes it another request."""
+    """Each creating POST: ``post(client, key)``; another ``name`` makes another body."""
     found: Post = {"problem": post_problem, "dataset": post_dataset, "upload": post_upload}.get(
         request.param, lambda client, key, **changes: post_job(client, key, **ids | changes)
     )
     return found
 
 
-def created() -> dict[str, int]:
-    """How many objects there are; kept answers are none."""
+def object_counts() -> dict[str, int]:
+    """Count all objects except stored answers."""
     return {name: count for name, count in counts().items() if name != "repeatable_answers"}
 
 
-def test_the_same_request_gets_the_same_answer_and_makes_nothing_new(client: TestClient, post: Post, key: str) -> None:
+def test_a_repeated_request_gets_the_same_answer_and_creates_nothing(client: TestClient, post: Post, key: str) -> None:
     first = post(client, key)
     assert first.is_success, first.text
     assert "idempotency-replayed" not in first.headers
-    before = created()
+    before = object_counts()
     for _ in range(2):
         again = post(client, key)
         assert (again.status_code, again.content) == (first.status_code, first.content)
         for header in ("location", "content-type"):
             assert again.headers[header] == first.headers[header]
         assert again.headers["idempotency-replayed"] == "true"
-    assert created() == before
+    assert object_counts() == before
 
 
-def test_the_answer_stays_the_same_when_the_object_has_changed(client: TestClient, ids: Json, key: str) -> None:
+def test_the_answer_is_replayed_after_the_object_has_changed(client: TestClient, ids: Json, key: str) -> None:
     first = post_job(client, key, **ids)
     assert learn(client, first.json()["id"])["state"] == "succeeded"
     assert post_job(client, key, **ids).content == first.content
@@ -98,41 +98,39 @@ def test_the_answer_stays_the_same_when_the_object_has_changed(client: TestClien
 
 def test_another_body_with_the_same_key_is_refused(client: TestClient, post: Post, key: str) -> None:
     assert post(client, key).is_success
-    before = created()
+    before = object_counts()
     other = post(client, key, name="another")
     assert other.status_code == 409
     assert "Idempotency-Key" in other.json()["detail"]
-    assert created() == before
+    assert object_counts() == before
 
 
-def test_another_key_or_none_makes_another_object(client: TestClient, post: Post, key: str) -> None:
+def test_another_key_creates_another_object(client: TestClient, post: Post, key: str) -> None:
     found = {post(client, each).json()["id"] for each in (key, key + "2")}
     assert len(found) == 2
 
 
-def test_a_refused_request_may_be_corrected_and_sent_with_the_same_key(client: TestClient, key: str) -> None:
+def test_a_refused_request_can_be_corrected_with_the_same_key(client: TestClient, key: str) -> None:
     assert post_problem(client, key, name="").status_code == 422
     assert post_dataset(client, key, rows=[]).status_code == 422
     assert post_problem(client, key).status_code == 201
     assert post_dataset(client, key).status_code == 201
 
 
-def test_a_failure_on_our_side_leaves_the_key_free(
-    client: TestClient, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
+def test_a_server_error_leaves_the_key_free(client: TestClient, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(*_: object) -> None:
         raise RuntimeError("no luck")
 
     before = counts()
     with monkeypatch.context() as patch:
-        patch.setattr(problems, "check_problem", fails)
+        patch.setattr(problems, "check_problem", raise_error)
         assert post_problem(client, key).status_code == 500
     assert counts() == before
     assert post_problem(client, key).status_code == 201
 
 
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 201, "t\tt"])
-def test_what_cannot_be_a_key_is_refused(client: TestClient, bad: str) -> None:
+def test_an_invalid_key_is_refused(client: TestClient, bad: str) -> None:
     before = counts()
     answer = post_problem(client, bad)
     assert answer.status_code == 422
@@ -140,12 +138,12 @@ def test_what_cannot_be_a_key_is_refused(client: TestClient, bad: str) -> None:
     assert counts() == before
 
 
-def test_keys_are_told_apart_by_address(client: TestClient, key: str) -> None:
+def test_keys_are_separate_per_path(client: TestClient, key: str) -> None:
     assert post_problem(client, key).status_code == 201
     assert post_dataset(client, key).status_code == 201
 
 
-def test_keys_are_told_apart_by_workspace(client: TestClient, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_separate_per_workspace(client: TestClient, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
     found = set()
     for workspace in ("one", "two"):
@@ -158,7 +156,7 @@ def test_keys_are_told_apart_by_workspace(client: TestClient, key: str, monkeypa
     assert len(found) == 2
 
 
-def test_a_prescription_takes_no_key_because_it_makes_nothing(client: TestClient) -> None:
+def test_prescribe_takes_no_idempotency_key(client: TestClient) -> None:
     document = answered(client.get("/openapi.json"))
     takers = {
         path
@@ -171,34 +169,36 @@ def test_a_prescription_takes_no_key_because_it_makes_nothing(client: TestClient
     assert not any(path.endswith("/prescribe") for path in takers)
 
 
-# at the same moment
+# concurrency
 
 
 @pytest.fixture
 def clients(client: TestClient) -> list[TestClient]:
-    """Two API processes' worth of applications on one database, each used by many at once."""
+    """Twelve clients of two applications on one database."""
     apps = [create_app(), create_app()]
     for app in apps:
-        # Routes are completed when they are first looked at, which is not for several threads at once.
+        # The first access completes the routes, which is not thread-safe.
         assert TestClient(app).get("/openapi.json").status_code == 200
     return [TestClient(apps[index % 2], raise_server_exceptions=False) for index in range(12)]
 
 
 @pytest.mark.slow
-def test_many_at_once_make_one_object_and_get_one_answer(clients: list[TestClient], post: Post, key: str) -> None:
-    before = created()
+def test_concurrent_repeats_create_one_object_and_get_one_answer(
+    clients: list[TestClient], post: Post, key: str
+) -> None:
+    before = object_counts()
     start = threading.Barrier(len(clients))
 
-    def go(client: TestClient) -> Response:
+    def post_at_start(client: TestClient) -> Response:
         start.wait(60)
         return post(client, key)
 
     with ThreadPoolExecutor(len(clients)) as pool:
-        answers = list(pool.map(go, clients))
+        answers = list(pool.map(post_at_start, clients))
     assert {answer.status_code for answer in answers} <= {201, 202}
     assert len({answer.content for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
-    more = {name: count - before[name] for name, count in created().items() if count != before[name]}
+    more = {name: count - before[name] for name, count in object_counts().items() if count != before[name]}
     assert sum(more.get(name, 0) for name in ("problems", "datasets", "jobs")) == 1
     assert set(more.values()) == {1}
 
@@ -208,18 +208,18 @@ def claimed_at(key: str) -> datetime:
         return session.scalars(sa.select(AnswerRow.claimed_at).where(AnswerRow.key == key)).one()
 
 
-def test_whoever_comes_second_waits_for_the_first(
+def test_a_second_request_waits_for_the_first(
     clients: list[TestClient], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
     build = problems.check_problem
 
-    def slowly(spec: Json) -> Any:
+    def check_slowly(spec: Json) -> Any:
         began.set()
         assert go_on.wait(60)
         return build(spec)
 
-    monkeypatch.setattr(problems, "check_problem", slowly)
+    monkeypatch.setattr(problems, "check_problem", check_slowly)
     monkeypatch.setattr(idempotency, "RENEW_SECONDS", 0.05)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(post_problem, clients[0], key)
@@ -238,11 +238,11 @@ def test_whoever_comes_second_waits_for_the_first(
         assert first.result(60).content == second.result(60).content
 
 
-# when a process dies
+# killed processes
 
 
-def left_behind(key: str, body: str, location: str | None) -> None:
-    """What a process leaves that was killed while it served."""
+def insert_unfinished_request(key: str, body: str, location: str | None) -> None:
+    """Insert the state left by a process killed during a request."""
     with transaction() as session:
         session.add(
             AnswerRow(
@@ -259,62 +259,60 @@ def left_behind(key: str, body: str, location: str | None) -> None:
 
 @pytest.fixture
 def body_hash(client: TestClient) -> str:
-    """The hash under which the example problem is known."""
+    """Return the stored hash of the example problem's body."""
     key = uuid4().hex
     post_problem(client, key)
     with transaction() as session:
         return session.scalars(sa.select(AnswerRow.body_sha256).where(AnswerRow.key == key)).one()
 
 
-def test_a_request_that_died_before_it_made_anything_is_served_again(
-    client: TestClient, key: str, body_hash: str
-) -> None:
-    left_behind(key, body_hash, None)
+def test_a_request_killed_before_it_created_anything_runs_again(client: TestClient, key: str, body_hash: str) -> None:
+    insert_unfinished_request(key, body_hash, None)
     first = post_problem(client, key)
     assert first.status_code == 201
     assert post_problem(client, key).content == first.content
 
 
-def test_what_was_made_just_before_dying_is_answered_and_not_made_twice(
+def test_a_request_killed_after_it_created_its_object_is_not_repeated(
     client: TestClient, key: str, body_hash: str
 ) -> None:
     problem = create_problem(client)
     location = f"/v1/problems/{problem['id']}"
-    left_behind(key, body_hash, location)
-    before = created()
+    insert_unfinished_request(key, body_hash, location)
+    before = object_counts()
     for _ in range(2):
         found = post_problem(client, key)
         assert (found.status_code, found.json()) == (201, problem)
         assert found.headers["location"] == location
-    assert created() == before
+    assert object_counts() == before
 
 
-def test_what_was_made_and_deleted_is_not_made_again(client: TestClient, key: str, body_hash: str) -> None:
+def test_an_object_created_and_deleted_is_not_created_again(client: TestClient, key: str, body_hash: str) -> None:
     problem = create_problem(client)
-    left_behind(key, body_hash, f"/v1/problems/{problem['id']}")
+    insert_unfinished_request(key, body_hash, f"/v1/problems/{problem['id']}")
     client.delete(f"/v1/problems/{problem['id']}")
-    before = created()
+    before = object_counts()
     assert post_problem(client, key).status_code == 409
-    assert created() == before
+    assert object_counts() == before
 
 
 @pytest.mark.slow
-def test_a_request_that_was_believed_dead_makes_nothing_any_more(
+def test_a_request_presumed_dead_creates_nothing(
     clients: list[TestClient], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
     build = problems.check_problem
 
-    def sometimes_slowly(spec: Json) -> Any:
+    def check_first_call_slowly(spec: Json) -> Any:
         if not began.is_set():
             began.set()
             assert go_on.wait(60)
         return build(spec)
 
-    monkeypatch.setattr(problems, "check_problem", sometimes_slowly)
+    monkeypatch.setattr(problems, "check_problem", check_first_call_slowly)
     monkeypatch.setattr(idempotency, "RENEW_SECONDS", 1000.0)
     monkeypatch.setattr(idempotency, "STALE", timedelta(seconds=0.2))
-    before = created()
+    before = object_counts()
     with ThreadPoolExecutor(2) as pool:
         silent = pool.submit(post_problem, clients[0], key)
         assert began.wait(60)
@@ -323,14 +321,14 @@ def test_a_request_that_was_believed_dead_makes_nothing_any_more(
         late = silent.result(60)
     assert served.status_code == 201
     assert late.status_code == 409
-    assert created() == before | {"problems": before["problems"] + 1}
+    assert object_counts() == before | {"problems": before["problems"] + 1}
     assert post_problem(clients[0], key).content == served.content
 
 
-# afterwards
+# expiry
 
 
-def test_a_key_is_forgotten_after_a_day(client: TestClient, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_expires_after_a_day(client: TestClient, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = post_problem(client, key)
     with transaction() as session:
         session.execute(sa.update(AnswerRow).where(AnswerRow.key == key).values(created_at=now() - timedelta(hours=25)))
@@ -339,7 +337,7 @@ def test_a_key_is_forgotten_after_a_day(client: TestClient, key: str, monkeypatc
     assert second.json()["id"] != first.json()["id"]
 
 
-def test_old_answers_are_swept_away(client: TestClient, key: str) -> None:
+def test_expired_answers_are_deleted(client: TestClient, key: str) -> None:
     assert post_problem(client, key).status_code == 201
     with transaction() as session:
         session.execute(sa.update(AnswerRow).where(AnswerRow.key == key).values(created_at=now() - timedelta(hours=25)))

@@ -1,4 +1,4 @@
-"""What is too much is refused before it costs anything, with the name of the limit."""
+"""Requests above a limit are refused early, with the name of the limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def posterior(client: TestClient) -> Json:
     return learned(client)
 
 
-def refused(response: Response, status: int, words: str, pointer: str | None = None) -> None:
+def assert_refused(response: Response, status: int, words: str, pointer: str | None = None) -> None:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     assert words in response.json()["detail"]
@@ -56,28 +56,28 @@ def parquet(table: pa.Table, **options: Any) -> bytes:
 TABLE = pa.table({"x": [1.0, 2.0, 3.0], "demand": [1.0, 2.0, 3.0]})
 
 
-def test_a_data_set_has_at_most_so_many_cells(client: TestClient, settings: Callable[..., None]) -> None:
+def test_a_data_set_has_a_limited_number_of_cells(client: TestClient, settings: Callable[..., None]) -> None:
     settings(max_cells=5)
     before = counts()
-    refused(send_rows(client, [{"x": i, "demand": i} for i in range(3)]), 422, "BCO_MAX_CELLS", "#/rows")
-    refused(upload(client, b"x,demand\n1,1\n2,2\n3,3\n"), 422, "BCO_MAX_CELLS", "#/file")
-    refused(upload(client, parquet(TABLE)), 422, "BCO_MAX_CELLS", "#/file")
+    assert_refused(send_rows(client, [{"x": i, "demand": i} for i in range(3)]), 422, "BCO_MAX_CELLS", "#/rows")
+    assert_refused(upload(client, b"x,demand\n1,1\n2,2\n3,3\n"), 422, "BCO_MAX_CELLS", "#/file")
+    assert_refused(upload(client, parquet(TABLE)), 422, "BCO_MAX_CELLS", "#/file")
     assert counts() == before
     settings(max_cells=6)
     assert send_rows(client, [{"x": i, "demand": i} for i in range(3)]).status_code == 201
     assert upload(client, b"x,demand\n1,1\n2,2\n3,3\n").status_code == 201
 
 
-def test_rows_that_share_no_column_do_not_unfold_to_a_square(client: TestClient) -> None:
-    """Six thousand rows with a column each would be 36 million cells."""
+def test_rows_without_common_columns_count_as_a_full_table(client: TestClient) -> None:
+    """Six thousand rows with their own column each would be 36 million cells."""
     rows = [{f"x{index}": 1, "demand": 1} for index in range(6000)]
-    refused(send_rows(client, rows), 422, "BCO_MAX_CELLS", "#/rows")
+    assert_refused(send_rows(client, rows), 422, "BCO_MAX_CELLS", "#/rows")
 
 
-def test_more_columns_than_can_ever_be_used_are_refused_at_once(client: TestClient) -> None:
+def test_too_many_columns_are_refused_at_once(client: TestClient) -> None:
     names = [f"x{index}" for index in range(unpack.MOST_COLUMNS + 1)]
-    refused(send_rows(client, [dict.fromkeys(names, 1)]), 422, "columns", "#/rows")
-    refused(upload(client, ",".join(names).encode() + b"\n"), 422, "columns", "#/file")
+    assert_refused(send_rows(client, [dict.fromkeys(names, 1)]), 422, "columns", "#/rows")
+    assert_refused(upload(client, ",".join(names).encode() + b"\n"), 422, "columns", "#/file")
 
 
 LONG = "x" * 200_000
@@ -85,13 +85,13 @@ SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "string", "large_string"])
-def test_a_small_parquet_file_that_unfolds_to_gigabytes_is_refused(client: TestClient, kind: str) -> None:
-    """A text of 200 kB that a hundred thousand rows share: 20 GB in a file of a few kB."""
+def test_a_small_parquet_file_that_decodes_to_gigabytes_is_refused(client: TestClient, kind: str) -> None:
+    """A text of 200 kB shared by a hundred thousand rows: 20 GB in a file of a few kB."""
     table = pa.table({"text": SHARED, "demand": [1.0] * 100_000})
     buffer = io.BytesIO()
     with pq.ParquetWriter(buffer, table.schema, store_schema=kind == "dictionary") as writer:
         if kind == "large_string":
-            # The schema that Arrow leaves in a file decides what its text is read as.
+            # The Arrow schema stored in a file decides the type of its text.
             large = pa.schema([("text", pa.large_string()), ("demand", pa.float64())])
             metadata = pq.ParquetFile(io.BytesIO(parquet(large.empty_table()))).metadata.metadata
             writer.add_key_value_metadata({"ARROW:schema": metadata[b"ARROW:schema"]})
@@ -99,10 +99,10 @@ def test_a_small_parquet_file_that_unfolds_to_gigabytes_is_refused(client: TestC
     content = buffer.getvalue()
     assert kind in str(pq.read_schema(io.BytesIO(content)).field("text").type)
     assert len(content) < 100_000
-    refused(upload(client, content), 422, "BCO_MAX_CELLS", "#/file")
+    assert_refused(upload(client, content), 422, "BCO_MAX_CELLS", "#/file")
 
 
-def test_columns_that_cannot_be_used_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_columns_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("read")
 
@@ -113,7 +113,7 @@ def test_columns_that_cannot_be_used_are_refused_before_they_are_read(monkeypatc
             unpack.unpack(content, unpack.Limits(max_rows=10, max_cells=1000))
 
 
-def test_text_is_read_from_parquet_as_before(client: TestClient) -> None:
+def test_every_text_type_of_parquet_is_read(client: TestClient) -> None:
     for values in (
         pa.array(["SAT", "SUN", "SAT", None]),
         pa.array(["SAT", "SUN", "SAT", None], pa.large_string()),
@@ -128,15 +128,15 @@ def test_text_is_read_from_parquet_as_before(client: TestClient) -> None:
 # prescriptions
 
 
-def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
+def test_prescriptions_above_the_concurrency_limit_get_503_with_retry_after(
     posterior: Json, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings(max_prescriptions=2)
     with TestClient(create_app(), raise_server_exceptions=False) as client:
-        two_at_a_time(client, posterior, monkeypatch)
+        check_limit_of_two(client, posterior, monkeypatch)
 
 
-def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
+def test_a_workspace_takes_at_most_its_share_of_the_slots() -> None:
     places = AdmissionLimit(3, 2)
     with ExitStack() as taken:
         for workspace in ("greedy", "greedy"):
@@ -151,23 +151,23 @@ def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
         assert places.taken == 2
 
 
-def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_limit_of_two(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
     kind = service.CALL_KINDS["prescribe"]
 
-    def slowly(*arguments: Any) -> Json:
+    def answer_slowly(*arguments: Any) -> Json:
         begun.release()
         assert go_on.wait(60)
         return kind.answer(*arguments)
 
     path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
-    monkeypatch.setitem(service.CALL_KINDS, "prescribe", kind._replace(answer=slowly))
+    monkeypatch.setitem(service.CALL_KINDS, "prescribe", kind._replace(answer=answer_slowly))
     with ThreadPoolExecutor(2) as pool:
         served = [pool.submit(client.post, path, json=body) for _ in range(2)]
         for _ in served:
             assert begun.acquire(timeout=60)
         turned_away = client.post(path, json=body)
-        refused(turned_away, 503, "BCO_MAX_PRESCRIPTIONS")
+        assert_refused(turned_away, 503, "BCO_MAX_PRESCRIPTIONS")
         assert turned_away.headers["retry-after"] == "1"
         assert client.get(f"/v1/posteriors/{posterior['id']}").status_code == 200
         go_on.set()
@@ -176,14 +176,14 @@ def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.Monke
     assert prescribe(client, posterior["id"])["prescriptions"]
 
 
-def test_short_prescriptions_are_made_one_after_the_other(
+def test_short_prescriptions_run_one_after_the_other(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "TURN_SECONDS", 30.0)
     path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
     kind, busy, most = service.CALL_KINDS["prescribe"], 0, 0
 
-    def watched(*arguments: Any) -> Json:
+    def count_concurrent(*arguments: Any) -> Json:
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
@@ -191,31 +191,31 @@ def test_short_prescriptions_are_made_one_after_the_other(
         busy -= 1
         return kind.answer(*arguments)
 
-    monkeypatch.setitem(service.CALL_KINDS, "prescribe", kind._replace(answer=watched))
+    monkeypatch.setitem(service.CALL_KINDS, "prescribe", kind._replace(answer=count_concurrent))
     with ThreadPoolExecutor(6) as pool:
         served = [pool.submit(client.post, path, json=body) for _ in range(6)]
         assert [one.result(60).status_code for one in served] == [200] * 6
     assert most == 1
 
 
-def test_a_place_is_given_back_when_the_prescription_is_refused(client: TestClient, posterior: Json) -> None:
+def test_a_refused_prescription_frees_its_slot(client: TestClient, posterior: Json) -> None:
     path = f"/v1/posteriors/{posterior['id']}/prescribe"
     for body in ({"contexts": [{}]}, {"contexts": CONTEXTS[:1], "scenarios": 10**6}, {"contexts": 3}):
         assert client.post(path, json=body).status_code == 422
     assert client.app.state.admission.taken == 0
 
 
-def test_a_prescription_is_cut_off_when_its_time_is_up(
+def test_a_prescription_is_cut_off_at_its_time_limit(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 25))
-    front_door = import_module("bco_core.prescribe")
-    monkeypatch.setattr(front_door, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
+    core_prescribe = import_module("bco_core.prescribe")
+    monkeypatch.setattr(core_prescribe, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(core_prescribe, "_CHUNK_NUMBERS", 1)
     monkeypatch.setattr(PrescribeCall, "until", 0.0)
     body = {"contexts": CONTEXTS[:10]}
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
-    refused(response, 503, "BCO_PRESCRIBE_SECONDS")
+    assert_refused(response, 503, "BCO_PRESCRIBE_SECONDS")
 
 
 # the database
@@ -224,14 +224,14 @@ def test_a_prescription_is_cut_off_when_its_time_is_up(
 @pytest.mark.parametrize(
     "error", [sa.exc.OperationalError("SELECT secret", {}, Exception("locked")), sa.exc.TimeoutError()]
 )
-def test_a_database_that_does_not_answer_is_a_reason_to_come_again(
+def test_a_database_outage_returns_503_with_retry_after(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fails(*_: object) -> None:
+    def raise_error(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(problems, "read", fails)
+    monkeypatch.setattr(problems, "read", raise_error)
     response = client.get("/v1/problems/prob_x")
-    refused(response, 503, "try again")
+    assert_refused(response, 503, "try again")
     assert int(response.headers["retry-after"]) >= 1
     assert "secret" not in response.text

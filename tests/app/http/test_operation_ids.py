@@ -1,4 +1,4 @@
-"""Generated clients read well: every operation has a name and one group, and every schema a plain name."""
+"""OpenAPI names for generated clients: operation ids, tags and schema names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VERBS = {
     "retry",
     "upload",
 }
-# Some that programs already use; a new name for one of them breaks their next generated client.
+# Ids that existing programs use; renaming one would break their next generated client.
 KNOWN = {
     "create_problem": "POST /v1/problems",
     "create_dataset": "POST /v1/datasets",
@@ -69,25 +69,25 @@ def operations(document: Json) -> dict[str, tuple[str, Json]]:
     return {name: (where, operation) for name, where, operation in found}
 
 
-def test_every_operation_has_an_id_of_its_own_that_begins_with_a_verb(document: Json) -> None:
+def test_every_operation_id_is_unique_and_begins_with_a_verb(document: Json) -> None:
     names = operations(document)
     assert len(names) >= 35
     assert [name for name in names if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == []
     assert {name.partition("_")[0] for name in names} <= VERBS
 
 
-def test_ids_say_what_is_done_to_what(document: Json) -> None:
+def test_operation_ids_in_use_are_stable(document: Json) -> None:
     names = operations(document)
     assert {name: names[name][0] for name in KNOWN} == KNOWN
 
 
-def test_every_operation_is_in_one_group_and_says_what_it_does(document: Json) -> None:
+def test_every_operation_has_one_tag_and_a_summary(document: Json) -> None:
     found = operations(document)
     assert [name for name, (_, operation) in found.items() if len(operation.get("tags", [])) != 1] == []
     assert [name for name, (_, operation) in found.items() if not operation.get("summary")] == []
 
 
-def test_schemas_are_called_as_classes_are(document: Json) -> None:
+def test_schema_names_are_class_names(document: Json) -> None:
     names = document["components"]["schemas"]
     assert {"DatasetAnswer", "JobSummary", "PrescribeRequest"} <= set(names)
     # Generators leave out the underscores of a page: PageJobSummary.

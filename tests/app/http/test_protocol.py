@@ -1,4 +1,4 @@
-"""The wire: what a client may send before it is known, how long it may take, and how many connections it may have."""
+"""HTTP protocol limits: sizes, timeouts and connections, before authentication."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ JSON = b"HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 class Application:
-    """Answers with the length of the body at /read, at once elsewhere; remembers what it was asked."""
+    """Answer with the length of the body at /read, at once elsewhere; record the requested paths."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.paths: list[str] = []
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:  # type: ignore[type-arg]
         if scope["type"] != "http":
             return
-        self.asked.append(scope["path"])
+        self.paths.append(scope["path"])
         length, more = 0, scope["path"] == "/read"
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                self.asked.append("gone")
+                self.paths.append("gone")
                 return
             length += len(message["body"])
             more = message["more_body"]
@@ -48,7 +48,7 @@ class Application:
 
 
 @contextmanager
-def serving(application: Application, **changes: object) -> Iterator[int]:
+def run_server(application: Application, **changes: object) -> Iterator[int]:
     port = free_port()
     limits = Settings(**LIMITS | changes)  # type: ignore[arg-type]
     server = uvicorn.Server(
@@ -71,7 +71,7 @@ def application() -> Application:
 
 @pytest.fixture
 def port(application: Application) -> Iterator[int]:
-    with serving(application) as port:
+    with run_server(application) as port:
         yield port
 
 
@@ -81,16 +81,16 @@ def connection(port: int) -> Iterator[socket.socket]:
         yield made
 
 
-def told(made: socket.socket) -> bytes:
-    """Everything until the server closes."""
-    heard = b""
+def read_all(made: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    received = b""
     while piece := made.recv(65536):
-        heard += piece
-    return heard
+        received += piece
+    return received
 
 
 def send_all(made: socket.socket, pieces: Iterator[bytes]) -> int:
-    """Send until the server no longer takes it; how much it took."""
+    """Send until the server stops reading; return the number of bytes sent."""
     sent = 0
     try:
         for piece in pieces:
@@ -101,29 +101,29 @@ def send_all(made: socket.socket, pieces: Iterator[bytes]) -> int:
     return sent
 
 
-def refused(heard: bytes, status: int, words: str) -> None:
-    assert heard.startswith(b"HTTP/1.1 %d " % status), heard[:200]
-    assert b"application/problem+json" in heard
-    assert b"connection: close" in heard.lower()
-    assert words.encode() in heard
+def assert_refused(received: bytes, status: int, words: str) -> None:
+    assert received.startswith(b"HTTP/1.1 %d " % status), received[:200]
+    assert b"application/problem+json" in received
+    assert b"connection: close" in received.lower()
+    assert words.encode() in received
 
 
 @pytest.mark.parametrize("line", [b"X-A: " + b"x" * 1000 + b"\r\n", b"x" * 1000], ids=["lines", "one line"])
-def test_headers_over_the_limit_are_refused_before_they_are_kept(
+def test_headers_over_the_limit_are_refused_before_they_are_stored(
     port: int, application: Application, line: bytes
 ) -> None:
     with connection(port) as made:
         made.sendall(b"GET /read HTTP/1.1\r\nX-Long: ")
         made.sendall(line * 20)
-        refused(told(made), 431, "BCO_MAX_HEADER_KB")
-    assert application.asked == []
+        assert_refused(read_all(made), 431, "BCO_MAX_HEADER_KB")
+    assert application.paths == []
 
 
 def test_forty_megabytes_of_headers_are_not_read(port: int) -> None:
     with connection(port) as made:
         began = time.monotonic()
         sent = send_all(made, (b"X-A: " + b"x" * 100_000 + b"\r\n" for _ in range(400_000)))
-        # What comes while the client may read its answer is thrown away.
+        # Bytes that arrive while the client reads the answer are discarded.
         assert time.monotonic() - began < 10 * LINGER_SECONDS
         assert sent < 400_000 * 100_000
     assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
@@ -132,19 +132,19 @@ def test_forty_megabytes_of_headers_are_not_read(port: int) -> None:
 def test_too_many_headers_are_refused(port: int, application: Application) -> None:
     with connection(port) as made:
         made.sendall(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 51 + b"\r\n")
-        refused(told(made), 431, "BCO_MAX_HEADERS")
-    assert application.asked == []
+        assert_refused(read_all(made), 431, "BCO_MAX_HEADERS")
+    assert application.paths == []
     assert httpx.get(f"http://127.0.0.1:{port}/", headers={f"X-{n}": "b" for n in range(40)}).status_code == 200
 
 
-def test_headers_that_follow_a_body_in_chunks_are_bounded_too(port: int) -> None:
+def test_trailers_after_a_chunked_body_are_limited_too(port: int) -> None:
     with connection(port) as made:
         made.sendall(b"POST /read " + JSON + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n")
         made.sendall(b"X-A: " + b"x" * 60_000)
-        refused(told(made), 431, "BCO_MAX_HEADER_KB")
+        assert_refused(read_all(made), 431, "BCO_MAX_HEADER_KB")
 
 
-def test_a_large_body_is_no_header(port: int) -> None:
+def test_a_large_body_does_not_count_as_headers(port: int) -> None:
     content = b"x" * 900_000
     assert httpx.post(f"http://127.0.0.1:{port}/read", content=content).text == "900000"
     pieces = (b"x" * 1000 for _ in range(900))
@@ -152,50 +152,50 @@ def test_a_large_body_is_no_header(port: int) -> None:
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nHost: lo", b"G", b"\r\n"], ids=["headers", "method", "blank"])
-def test_a_request_that_is_half_sent_is_closed_in_time(port: int, start: bytes) -> None:
+def test_a_half_sent_request_is_closed_in_time(port: int, start: bytes) -> None:
     with connection(port) as made:
         began = time.monotonic()
         made.sendall(start)
-        refused(told(made), 408, "BCO_HEADER_SECONDS")
+        assert_refused(read_all(made), 408, "BCO_HEADER_SECONDS")
         assert 0.9 < time.monotonic() - began < 5 * crowding()
 
 
-def test_a_request_that_comes_letter_by_letter_is_closed_in_time(port: int) -> None:
+def test_a_request_sent_byte_by_byte_is_closed_in_time(port: int) -> None:
     with connection(port) as made:
 
-        def slowly() -> Iterator[bytes]:
+        def send_slowly() -> Iterator[bytes]:
             for letter in b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 100:
                 yield bytes([letter])
                 time.sleep(0.05)
 
         began = time.monotonic()
-        send_all(made, slowly())
+        send_all(made, send_slowly())
         assert time.monotonic() - began < 10
 
 
-def test_a_connection_that_never_says_anything_is_closed_without_a_word(port: int) -> None:
+def test_a_silent_connection_is_closed_without_a_response(port: int) -> None:
     with connection(port) as made:
-        assert told(made) == b""
+        assert read_all(made) == b""
 
 
 def test_blank_lines_after_an_answer_do_not_keep_a_connection(port: int) -> None:
     with connection(port) as made:
         made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        heard = made.recv(65536)
-        while not heard.endswith(b"0\r\n\r\n"):
-            heard += made.recv(65536)
+        received = made.recv(65536)
+        while not received.endswith(b"0\r\n\r\n"):
+            received += made.recv(65536)
         made.sendall(b"\r\n")
-        refused(told(made), 408, "BCO_HEADER_SECONDS")
+        assert_refused(read_all(made), 408, "BCO_HEADER_SECONDS")
 
 
-def test_a_body_that_stalls_is_answered_408_and_its_request_ends(port: int, application: Application) -> None:
+def test_a_stalled_body_gets_408_and_its_request_ends(port: int, application: Application) -> None:
     with connection(port) as made:
         made.sendall(b"POST /read " + JSON + b"Content-Length: 100\r\n\r\n{")
-        refused(told(made), 408, "BCO_BODY_SECONDS")
-    within("the application is told", lambda: application.asked == ["/read", "gone"], 5)
+        assert_refused(read_all(made), 408, "BCO_BODY_SECONDS")
+    within("the request ends", lambda: application.paths == ["/read", "gone"], 5)
 
 
-def test_a_body_that_drips_is_answered_408(port: int) -> None:
+def test_a_slow_body_gets_408(port: int) -> None:
     with connection(port) as made:
         made.sendall(b"POST /read " + JSON + b"Content-Length: 5000\r\n\r\n")
 
@@ -208,61 +208,61 @@ def test_a_body_that_drips_is_answered_408(port: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_answer_is_not_taken_for_a_slow_client(port: int) -> None:
+def test_a_slow_answer_does_not_time_out_the_client(port: int) -> None:
     assert httpx.get(f"http://127.0.0.1:{port}/wait", timeout=20).status_code == 200
     assert httpx.post(f"http://127.0.0.1:{port}/wait", content=b"x" * 500_000, timeout=20).status_code == 200
 
 
 @pytest.mark.slow
-def test_an_idle_connection_may_be_used_again(port: int) -> None:
+def test_an_idle_connection_can_be_reused(port: int) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         for _ in range(2):
             assert client.get("/").status_code == 200
             time.sleep(1.5)
 
 
-def test_a_body_that_goes_on_long_after_its_answer_is_cut_off(port: int) -> None:
+def test_a_body_that_continues_long_after_its_answer_is_cut_off(port: int) -> None:
     with connection(port) as made:
         made.sendall(b"POST /at-once " + JSON + b"Transfer-Encoding: chunked\r\n\r\n")
         sent = send_all(made, (b"2710\r\n" + b"x" * 10_000 + b"\r\n" for _ in range(2000)))
         assert sent < 20_000_000
 
 
-def test_an_address_has_so_many_connections_and_gets_them_back() -> None:
-    with serving(Application(), max_connections_per_address=5) as port, ExitStack() as stack:
+def test_an_address_has_a_limited_number_of_connections_and_regains_them() -> None:
+    with run_server(Application(), max_connections_per_address=5) as port, ExitStack() as stack:
         held = [stack.enter_context(connection(port)) for _ in range(5)]
         for made in held:
             made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert made.recv(65536).startswith(b"HTTP/1.1 200")
         with connection(port) as made:
-            refused(told(made), 429, "BCO_MAX_CONNECTIONS_PER_ADDRESS")
+            assert_refused(read_all(made), 429, "BCO_MAX_CONNECTIONS_PER_ADDRESS")
         held[0].close()
 
         def is_free() -> bool:
             return httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
 
-        within("there is room again", is_free, 5)
+        within("a connection is free", is_free, 5)
 
 
-def test_connections_never_take_all_the_files_that_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_leave_file_descriptors_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
-    with serving(Application(), max_connections_per_address=0) as port, ExitStack() as stack:
+    with run_server(Application(), max_connections_per_address=0) as port, ExitStack() as stack:
         for _ in range(3):
             made = stack.enter_context(connection(port))
             made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert made.recv(65536).startswith(b"HTTP/1.1 200")
         with connection(port) as made:
-            refused(told(made), 503, "as many connections")
+            assert_refused(read_all(made), 503, "as many connections")
 
 
-def test_only_so_many_requests_wait_on_one_connection(port: int, application: Application) -> None:
+def test_pipelined_requests_on_one_connection_are_limited(port: int, application: Application) -> None:
     with connection(port) as made:
         made.sendall(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n" * (MOST_PIPELINED + 10))
-        told(made)
-    assert len(application.asked) <= MOST_PIPELINED + 1
+        read_all(made)
+    assert len(application.paths) <= MOST_PIPELINED + 1
 
 
-def test_what_is_not_http_is_answered_as_a_problem(port: int) -> None:
+def test_bytes_that_are_not_http_get_a_problem_document(port: int) -> None:
     with connection(port) as made:
         made.sendall(b"\x16\x03\x01 this is no request\r\n\r\n")
-        refused(told(made), 400, "not a valid HTTP request")
+        assert_refused(read_all(made), 400, "not a valid HTTP request")

@@ -1,4 +1,4 @@
-"""Tables as files that spreadsheets open: nothing in them becomes a formula, and nothing else changes."""
+"""CSV and Excel output: text never becomes a formula, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table() -> pa.Table:
     )
 
 
-def test_text_that_looks_like_a_formula_is_escaped_in_csv() -> None:
+def test_formula_like_text_is_escaped_in_csv() -> None:
     found = harmless(table())
     assert found.column_names == ["'=name", "number", "flag", "day"]
     assert found["'=name"].to_pylist() == ESCAPED
@@ -43,12 +43,12 @@ def test_text_that_looks_like_a_formula_is_escaped_in_csv() -> None:
     assert read["'=name"].to_pylist()[:5] == ESCAPED[:5]
 
 
-def test_a_dictionary_of_texts_is_escaped_too() -> None:
+def test_dictionary_encoded_text_is_escaped_too() -> None:
     found = harmless(pa.table({"x": pa.array(["=1", "b"]).dictionary_encode()}))
     assert found["x"].to_pylist() == ["'=1", "b"]
 
 
-def test_a_workbook_holds_texts_as_texts_and_numbers_as_numbers() -> None:
+def test_a_workbook_stores_text_as_text_and_numbers_as_numbers() -> None:
     whole = table()
     content = b"".join(xlsx_pieces([whole.slice(0, 4), whole.slice(4)], whole.schema, len(TEXTS)))
     header, *rows = CalamineWorkbook.from_filelike(io.BytesIO(content)).get_sheet_by_index(0).to_python()
@@ -61,7 +61,7 @@ def test_a_workbook_holds_texts_as_texts_and_numbers_as_numbers() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1_048_576, 1), (500_001, 2)])
-def test_what_a_sheet_cannot_hold_is_refused_before_it_begins(rows: int, columns: int) -> None:
+def test_a_table_too_large_for_a_sheet_is_refused_before_writing(rows: int, columns: int) -> None:
     schema = pa.schema([(str(number), pa.float64()) for number in range(columns)])
     with pytest.raises(ConflictError, match="choose csv or parquet"):
         xlsx_pieces([], schema, rows)

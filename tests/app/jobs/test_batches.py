@@ -1,4 +1,4 @@
-"""Prescribing for a whole table: the same decisions as one by one, each part once, whatever happens on the way."""
+"""Batch jobs: prescriptions for a whole table, computed once per part despite crashes and cancellation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def upload(client: TestClient, posterior: Json, content: bytes, **form: str) -> 
     return client.post(path, data=form, files={"file": ("contexts", content)})
 
 
-def submitted(client: TestClient, posterior: Json, rows: list[Json] | None = None, **form: str) -> str:
+def submit(client: TestClient, posterior: Json, rows: list[Json] | None = None, **form: str) -> str:
     job_id: str = answered(upload(client, posterior, as_csv(rows or CONTEXTS).encode(), **form), 202)["id"]
     return job_id
 
@@ -70,31 +70,31 @@ def run_part(job_id: str, seq: int) -> None:
         compute.run_part(job_id, seq)
 
 
-def started(job_id: str) -> int:
+def start_batch(job_id: str) -> int:
     attempt = service.start(job_id)
     assert attempt is not None
     assert parts.offer(job_id, attempt)
     return attempt
 
 
-def watch(job_id: str, attempt: int, each: Callable[[], None] | None = None) -> None:
-    """Wait for a batch as its worker does; between looks something happens, at first that nothing does."""
+def watch_batch(job_id: str, attempt: int, each: Callable[[], None] | None = None) -> None:
+    """Run a batch to its end as its worker does, calling `each` between polls; without `each`, never wait."""
 
-    def nothing() -> None:
+    def fail_on_poll() -> None:
         raise AssertionError("there is nothing to wait for")
 
-    compute.run(job_id, attempt, each or nothing)
+    compute.run(job_id, attempt, each or fail_on_poll)
 
 
-def run(client: TestClient, job_id: str) -> Json:
-    """What workers do with a batch, here."""
+def run_batch(client: TestClient, job_id: str) -> Json:
+    """Run a batch and all its parts in this process."""
     left = parts_of(job_id)
-    watch(job_id, started(job_id), lambda: run_part(job_id, left.pop(0)))
+    watch_batch(job_id, start_batch(job_id), lambda: run_part(job_id, left.pop(0)))
     assert left == []
     return answered(client.get(f"/v1/jobs/{job_id}"))
 
 
-def downloaded(client: TestClient, job_id: str, kind: str) -> pa.Table:
+def download_result(client: TestClient, job_id: str, kind: str) -> pa.Table:
     response = client.get(f"/v1/jobs/{job_id}/result", params={"format": kind})
     assert response.status_code == 200, response.text
     assert response.headers["content-disposition"] == f'attachment; filename="{job_id}.{kind}"'
@@ -106,12 +106,12 @@ def downloaded(client: TestClient, job_id: str, kind: str) -> pa.Table:
 
 
 def test_a_batch_decides_as_prescribe_does_in_the_order_of_its_rows(client: TestClient, posterior: Json) -> None:
-    job = run(client, submitted(client, posterior, scenarios="30"))
+    job = run_batch(client, submit(client, posterior, scenarios="30"))
     assert (job["state"], job["kind"], job["posterior_id"]) == ("succeeded", "prescribe", posterior["id"])
     assert (job["progress"], job["error"]) == (1.0, None)
     expected = prescribe(client, posterior["id"], contexts=CONTEXTS, scenarios=30)["prescriptions"]
     for kind in ("csv", "parquet", "xlsx"):
-        table = downloaded(client, job["id"], kind)
+        table = download_result(client, job["id"], kind)
         assert table.num_rows == len(CONTEXTS) == 60
         assert table.column("temperature").to_pylist() == [context["temperature"] for context in CONTEXTS]
         for name in OUTCOMES:
@@ -132,48 +132,42 @@ def test_a_batch_takes_the_options_that_prescribe_takes(client: TestClient, post
     options: Json = {"policy": policy, "scenarios": 17, "seed": 5, "costs_over": "posterior"}
     if policy == "blended":
         options["alpha"] = 0.25
-    job = run(client, submitted(client, posterior, CONTEXTS[:10], **{name: str(v) for name, v in options.items()}))
+    job = run_batch(client, submit(client, posterior, CONTEXTS[:10], **{name: str(v) for name, v in options.items()}))
     expected = prescribe(client, posterior["id"], contexts=CONTEXTS[:10], **options)["prescriptions"]
-    table = downloaded(client, job["id"], "parquet")
+    table = download_result(client, job["id"], "parquet")
     for name in OUTCOMES:
         decided = table.column(f"decision.{name}").to_pylist()
         assert decided == pytest.approx([found["decision"][name] for found in expected], rel=1e-6)
     assert {name: job["spec"][name] for name in options} == options
 
 
-def test_a_data_set_can_be_prescribed_for_and_its_outcomes_are_carried_along(
-    client: TestClient, posterior: Json
-) -> None:
+def test_a_batch_over_a_data_set_copies_its_outcomes(client: TestClient, posterior: Json) -> None:
     dataset = create_dataset(client)
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions"
     response = client.post(path, json={"dataset_id": dataset["id"], "scenarios": 20, "name": "all days"})
     job = answered(response, 202)
     assert response.headers["Location"] == f"/v1/jobs/{job['id']}"
     assert (job["dataset_id"], job["name"], job["state"]) == (dataset["id"], "all days", "queued")
-    table = downloaded(client, run(client, job["id"])["id"], "parquet")
+    table = download_result(client, run_batch(client, job["id"])["id"], "parquet")
     assert table.column("croissants").to_pylist() == [row["croissants"] for row in ROWS]
     assert table.num_rows == 60
 
 
-def test_a_batch_asked_for_as_a_job_is_the_same_as_at_its_posteriors_address(
-    client: TestClient, posterior: Json
-) -> None:
+def test_a_batch_by_post_jobs_equals_a_batch_by_its_posterior(client: TestClient, posterior: Json) -> None:
     dataset = create_dataset(client)
     body = {"dataset_id": dataset["id"], "scenarios": 20, "name": "all days", "time_limit_seconds": 600}
     there = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
-    asked = {"kind": "prescribe", "posterior_id": posterior["id"]} | body
-    response = client.post("/v1/jobs", json=asked)
+    job_body = {"kind": "prescribe", "posterior_id": posterior["id"]} | body
+    response = client.post("/v1/jobs", json=job_body)
     here = answered(response, 202)
     assert response.headers["Location"] == f"/v1/jobs/{here['id']}"
     assert {name for name in here if here[name] != there[name]} == {"id", "created_at"}
     assert here["posterior_id"] == here["spec"]["posterior_id"] == posterior["id"]
-    files = [downloaded(client, run(client, job["id"])["id"], "parquet") for job in (there, here)]
+    files = [download_result(client, run_batch(client, job["id"])["id"], "parquet") for job in (there, here)]
     assert files[0].equals(files[1])
 
 
-def test_a_job_that_prescribes_from_what_is_not_there_is_refused_with_its_place(
-    client: TestClient, posterior: Json
-) -> None:
+def test_a_batch_from_a_missing_object_is_refused_with_a_pointer(client: TestClient, posterior: Json) -> None:
     ids = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": create_dataset(client)["id"]}
     before = counts()
     for name, missing in (("posterior_id", "post_nowhere"), ("dataset_id", "data_nowhere")):
@@ -189,37 +183,37 @@ def test_a_job_that_prescribes_from_what_is_not_there_is_refused_with_its_place(
 def test_parquet_and_csv_contexts_are_decided_alike(client: TestClient, posterior: Json) -> None:
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(CONTEXTS), buffer)
-    first = run(client, answered(upload(client, posterior, buffer.getvalue()), 202)["id"])
-    second = run(client, submitted(client, posterior))
+    first = run_batch(client, answered(upload(client, posterior, buffer.getvalue()), 202)["id"])
+    second = run_batch(client, submit(client, posterior))
     decided = [
-        downloaded(client, job["id"], "parquet").column("decision.loaves").to_pylist() for job in (first, second)
+        download_result(client, job["id"], "parquet").column("decision.loaves").to_pylist() for job in (first, second)
     ]
     assert decided[0] == decided[1]
 
 
-def test_other_columns_are_copied_and_one_named_like_an_answer_is_prefixed(client: TestClient, posterior: Json) -> None:
+def test_other_columns_are_copied_and_name_clashes_are_prefixed(client: TestClient, posterior: Json) -> None:
     rows = [context | {"shop": f'Rue "{index}", Paris', "status": "open"} for index, context in enumerate(CONTEXTS[:9])]
-    job = run(client, submitted(client, posterior, rows))
+    job = run_batch(client, submit(client, posterior, rows))
     for kind in ("csv", "parquet"):
-        table = downloaded(client, job["id"], kind)
+        table = download_result(client, job["id"], kind)
         assert table.column("shop").to_pylist() == [row["shop"] for row in rows]
         assert table.column("context.status").to_pylist() == ["open"] * 9
         assert set(table.column("status").to_pylist()) == {"optimal"}
 
 
-def test_the_names_of_columns_and_categories_are_read_as_in_data_sets(client: TestClient, posterior: Json) -> None:
+def test_column_and_category_names_are_read_as_in_data_sets(client: TestClient, posterior: Json) -> None:
     text = "weekday;temperature;rain;promotion;holiday\nSAT; 21.5;0;1;0\nMON;4;6.5;0;0\n"
-    job = run(client, answered(upload(client, posterior, text.encode()), 202)["id"])
+    job = run_batch(client, answered(upload(client, posterior, text.encode()), 202)["id"])
     contexts = [
         {"weekday": "SAT", "temperature": 21.5, "rain": 0, "promotion": 1, "holiday": 0},
         {"weekday": "MON", "temperature": 4, "rain": 6.5, "promotion": 0, "holiday": 0},
     ]
     expected = prescribe(client, posterior["id"], contexts=contexts)["prescriptions"]
-    decided = downloaded(client, job["id"], "parquet").column("decision.loaves").to_pylist()
+    decided = download_result(client, job["id"], "parquet").column("decision.loaves").to_pylist()
     assert decided == pytest.approx([found["decision"]["loaves"] for found in expected])
 
 
-# mistakes
+# invalid contexts
 
 HEADER = "weekday,temperature,rain,promotion,holiday\n"
 WRONG = {
@@ -238,7 +232,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("content", "pointer", "words"), WRONG.values(), ids=WRONG.keys())
-def test_unusable_contexts_are_refused_with_their_place_and_leave_nothing(
+def test_unusable_contexts_are_refused_with_their_place_and_not_stored(
     client: TestClient, posterior: Json, content: bytes, pointer: str, words: str
 ) -> None:
     before = counts()
@@ -253,19 +247,19 @@ def test_one_bad_row_is_refused_with_its_reason_and_the_others_are_decided(clien
     bad = ["SAT,warm,0,1,0", "FUNDAY,1,0,1,0", "SAT,,0,1,0", "SAT,1e80,0,1,0"]
     good = ["SAT,1,0,1,0", "MON,1,0,1,0", "TUE,4,0,1,0"]
     content = HEADER + "".join(f"{line}\n" for line in [good[0], *bad, *good[1:]])
-    job = run(client, answered(upload(client, posterior, content.encode()), 202)["id"])
+    job = run_batch(client, answered(upload(client, posterior, content.encode()), 202)["id"])
     assert job["state"] == "succeeded", job["error"]
     for kind in ("csv", "parquet"):
-        found = downloaded(client, job["id"], kind).to_pylist()
+        found = download_result(client, job["id"], kind).to_pylist()
         assert [row["status"] == "refused" for row in found] == [False, True, True, True, True, False, False]
         for row, says in zip(found[1:5], ("must be a number", "MON", "missing", "far from the history"), strict=True):
             assert says in row["reason"]
             assert row["decision.loaves"] is None
-    table = downloaded(client, job["id"], "parquet").take([0, 5, 6])
+    table = download_result(client, job["id"], "parquet").take([0, 5, 6])
     alone = HEADER + "".join(f"{line}\n" for line in good)
-    undisturbed = run(client, answered(upload(client, posterior, alone.encode()), 202)["id"])
+    undisturbed = run_batch(client, answered(upload(client, posterior, alone.encode()), 202)["id"])
     assert table["decision.loaves"].to_pylist() == pytest.approx(
-        downloaded(client, undisturbed["id"], "parquet")["decision.loaves"].to_pylist()
+        download_result(client, undisturbed["id"], "parquet")["decision.loaves"].to_pylist()
     )
     lines = answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]
     assert any("3 row(s) cannot be used" in line["text"] for line in lines)
@@ -287,10 +281,10 @@ def test_options_that_cannot_be_used_are_refused(
     assert counts() == before
 
 
-def test_a_batch_counts_in_the_queue_and_can_be_too_many(
+def test_a_batch_counts_towards_the_queue_limit(
     client: TestClient, posterior: Json, settings: Callable[..., None]
 ) -> None:
-    submitted(client, posterior)
+    submit(client, posterior)
     settings(max_queued_jobs=1)
     before = counts()
     response = upload(client, posterior, as_csv(CONTEXTS).encode())
@@ -298,16 +292,16 @@ def test_a_batch_counts_in_the_queue_and_can_be_too_many(
     assert counts() == before
 
 
-def test_contexts_far_from_the_history_are_warned_of_in_the_log(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior, [CONTEXTS[0] | {"temperature": 900.0}, CONTEXTS[1]])
+def test_contexts_far_from_the_history_cause_a_warning_in_the_log(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior, [CONTEXTS[0] | {"temperature": 900.0}, CONTEXTS[1]])
     texts = [line["text"] for line in answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]]
     assert any("'temperature' is far outside" in text and "1 context" in text for text in texts)
 
 
-def test_a_column_that_is_empty_in_one_part_and_full_in_another_is_one_column(
+def test_a_column_that_is_empty_in_some_parts_stays_one_column(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some answers carry a reason and a number that others lack."""
+    """Some answers have a reason and a bound that others lack."""
     decide = prescribe_module.decide
 
     def with_reasons(*arguments: Any, **options: Any) -> list[Json]:
@@ -318,9 +312,9 @@ def test_a_column_that_is_empty_in_one_part_and_full_in_another_is_one_column(
     first = prescribe(client, posterior["id"], contexts=CONTEXTS[:8:7])["prescriptions"]
     threshold = sum(found["decision"]["loaves"] for found in first) / 2
     monkeypatch.setattr(prescribe_module, "decide", with_reasons)
-    job = run(client, submitted(client, posterior, CONTEXTS[:14]))
+    job = run_batch(client, submit(client, posterior, CONTEXTS[:14]))
     for kind in ("csv", "parquet"):
-        table = downloaded(client, job["id"], kind)
+        table = download_result(client, job["id"], kind)
         assert set(table.column("bound").to_pylist()) == {None, 1.5}
         assert table.column("reason").to_pylist().count("late") == 7
 
@@ -329,24 +323,24 @@ def test_a_column_that_is_empty_in_one_part_and_full_in_another_is_one_column(
 
 
 def test_a_batch_is_cut_into_parts_that_are_queued_apart_from_jobs(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior)
+    job_id = submit(client, posterior)
     assert parts_of(job_id) == list(range(9))
-    assert parts.offer(job_id, started(job_id))
+    assert parts.offer(job_id, start_batch(job_id))
     queued = queue.client().list_queued_workflows(queue_name=queue.PARTS, workflow_id_prefix=job_id)
     assert sorted(workflow.workflow_id for workflow in queued) == sorted(f"{job_id}.part{seq}" for seq in range(9))
     (parent,) = queue.client().list_queued_workflows(queue_name=queue.WAITING, workflow_ids=[job_id])
     assert parent.workflow_id == job_id
 
 
-def test_the_parts_grow_smaller_as_more_scenarios_meet(
+def test_parts_are_smaller_with_more_scenarios(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "_NUMBERS_AT_ONCE", 400)
-    assert len(parts_of(submitted(client, posterior, scenarios="100"))) == 30
+    assert len(parts_of(submit(client, posterior, scenarios="100"))) == 30
 
 
-def test_progress_grows_with_the_parts_and_is_told_in_contexts(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior)
+def test_progress_counts_contexts_and_grows_with_the_parts(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior)
     seen, left = [], parts_of(job_id)
 
     def look() -> None:
@@ -354,16 +348,16 @@ def test_progress_grows_with_the_parts_and_is_told_in_contexts(client: TestClien
         seen.append((job.progress, job.message))
         run_part(job_id, left.pop())
 
-    watch(job_id, started(job_id), look)
+    watch_batch(job_id, start_batch(job_id), look)
     assert seen[0] == (0.0, "0 of 60 contexts")
     assert seen[1] == (pytest.approx(4 / 60), "4 of 60 contexts")
     assert seen[-1][1] == "53 of 60 contexts"
     assert [progress for progress, _ in seen] == sorted(progress for progress, _ in seen)
 
 
-def test_a_part_is_stored_once_and_a_second_result_changes_nothing(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior)
-    started(job_id)
+def test_a_part_is_stored_once_and_a_second_result_is_ignored(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior)
+    start_batch(job_id)
     run_part(job_id, 0)
     with transaction() as session:
         before = session.get_one(JobPartRow, (job_id, 0))
@@ -374,28 +368,26 @@ def test_a_part_is_stored_once_and_a_second_result_changes_nothing(client: TestC
     assert (after.result, after.result_sha256, after.attempts) == (before.result, before.result_sha256, 1)
 
 
-def test_a_worker_that_takes_a_batch_over_goes_on_with_the_missing_parts(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior)
-    first = started(job_id)
+def test_a_worker_that_takes_over_a_batch_runs_only_the_missing_parts(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior)
+    first = start_batch(job_id)
     for seq in (0, 1, 2):
         run_part(job_id, seq)
-    second = started(job_id)
-    watch(job_id, first)
+    second = start_batch(job_id)
+    watch_batch(job_id, first)
     for seq in range(3, 9):
         run_part(job_id, seq)
-    watch(job_id, first)
+    watch_batch(job_id, first)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "running"
-    watch(job_id, second)
+    watch_batch(job_id, second)
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert (job["state"], job["attempts"]) == ("succeeded", 2)
-    assert downloaded(client, job_id, "csv").num_rows == 60
+    assert download_result(client, job_id, "csv").num_rows == 60
 
 
-def test_a_part_that_keeps_killing_its_worker_fails_the_batch_with_that_reason(
-    client: TestClient, posterior: Json
-) -> None:
-    job_id = submitted(client, posterior)
-    started(job_id)
+def test_a_part_that_keeps_killing_its_worker_fails_the_batch(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior)
+    start_batch(job_id)
     assert [parts.start(job_id, 4) for _ in range(4)] == [True, True, True, False]
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
@@ -404,49 +396,49 @@ def test_a_part_that_keeps_killing_its_worker_fails_the_batch_with_that_reason(
     assert not parts.start(job_id, 5)
 
 
-def test_the_deaths_of_workers_that_wait_for_a_batch_are_not_its_fault(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior)
+def test_deaths_of_workers_waiting_for_a_batch_do_not_fail_it(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior)
     for attempt in range(1, 8):
-        assert started(job_id) == attempt
+        assert start_batch(job_id) == attempt
     for seq in parts_of(job_id):
         run_part(job_id, seq)
-    watch(job_id, 7)
+    watch_batch(job_id, 7)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "succeeded"
 
 
-def test_an_attempt_at_a_part_that_is_handed_back_does_not_count(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior)
-    started(job_id)
+def test_a_part_that_is_handed_back_uses_no_attempt(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior)
+    start_batch(job_id)
     for _ in range(5):
         assert parts.start(job_id, 0)
         parts.hand_back(job_id, 0)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "running"
 
 
-def test_a_failed_batch_that_is_run_again_keeps_what_was_done(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior)
-    started(job_id)
+def test_a_failed_batch_that_is_rerun_keeps_its_finished_parts(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior)
+    start_batch(job_id)
     for seq in (0, 1):
         run_part(job_id, seq)
     for _ in range(4):
         parts.start(job_id, 2)
     service.retry(DEFAULT_WORKSPACE, job_id)
-    attempt = started(job_id)
+    attempt = start_batch(job_id)
     queued = queue.client().list_queued_workflows(queue_name=queue.PARTS, workflow_id_prefix=f"{job_id}.2.")
     assert sorted(workflow.workflow_id for workflow in queued) == sorted(f"{job_id}.2.part{seq}" for seq in range(2, 9))
     for seq in range(2, 9):
         run_part(job_id, seq)
-    watch(job_id, attempt)
+    watch_batch(job_id, attempt)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "succeeded"
 
 
-def test_a_cancelled_batch_stops_and_keeps_no_late_result(client: TestClient, posterior: Json) -> None:
-    job_id = submitted(client, posterior)
-    attempt = started(job_id)
+def test_a_cancelled_batch_stops_and_stores_no_late_result(client: TestClient, posterior: Json) -> None:
+    job_id = submit(client, posterior)
+    attempt = start_batch(job_id)
     assert parts.start(job_id, 0)
     service.cancel(DEFAULT_WORKSPACE, job_id)
     compute.run_part(job_id, 0)
-    watch(job_id, attempt)
+    watch_batch(job_id, attempt)
     assert not parts.is_wanted(job_id, 0)
     with transaction() as session:
         assert session.get_one(JobPartRow, (job_id, 0)).result is None
@@ -456,8 +448,8 @@ def test_a_cancelled_batch_stops_and_keeps_no_late_result(client: TestClient, po
 # results
 
 
-def test_a_result_is_refused_until_there_is_one(client: TestClient, posterior: Json) -> None:
-    waiting = submitted(client, posterior)
+def test_a_result_is_refused_until_the_batch_has_succeeded(client: TestClient, posterior: Json) -> None:
+    waiting = submit(client, posterior)
     response = client.get(f"/v1/jobs/{waiting}/result")
     assert response.status_code == 409
     assert "queued (0%)" in response.json()["detail"]
@@ -469,9 +461,9 @@ def test_a_result_is_refused_until_there_is_one(client: TestClient, posterior: J
     assert client.get(f"/v1/jobs/{waiting}/result", params={"format": "xls"}).status_code == 422
 
 
-def test_a_posterior_that_a_batch_uses_stays_until_the_batch_is_deleted(client: TestClient) -> None:
+def test_a_posterior_used_by_a_batch_cannot_be_deleted_before_it(client: TestClient) -> None:
     made = learned(client)
-    job_id = submitted(client, made)
+    job_id = submit(client, made)
     refused = client.delete(f"/v1/posteriors/{made['id']}")
     assert refused.status_code == 409
     assert "batch" in refused.json()["detail"]
@@ -483,7 +475,7 @@ def test_a_posterior_that_a_batch_uses_stays_until_the_batch_is_deleted(client: 
     assert client.delete(f"/v1/posteriors/{made['id']}").status_code == 204
 
 
-def test_a_batch_sent_again_with_its_idempotency_key_is_made_once(client: TestClient, posterior: Json) -> None:
+def test_a_repeated_idempotency_key_creates_one_batch(client: TestClient, posterior: Json) -> None:
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
     content = as_csv(CONTEXTS).encode()
     answers = [

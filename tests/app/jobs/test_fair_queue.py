@@ -1,4 +1,4 @@
-"""Workers are shared by workspaces, however much one of them asks for; parts are bounded and go with their job."""
+"""Fair queue: workspaces share the workers in turn, parts are bounded, and they end with their job."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _empty_queue(client: TestClient) -> Iterator[None]:
             service.finish(session, job_id, "cancelled")
 
 
-def ask(ids: Json, workspace: str = DEFAULT_WORKSPACE, seconds: float = 10.0, parts: int = 0) -> JobRow:
-    """A job of a workspace that takes so long; none of these is ever computed."""
+def queue_job(ids: Json, workspace: str = DEFAULT_WORKSPACE, seconds: float = 10.0, parts: int = 0) -> JobRow:
+    """Queue a job with an estimated duration; it is never computed."""
     made = [JobPart(1, b"part")] * parts
     kind = KINDS["prescribe" if parts else "learn"]
     spec = {"seed": 1}
@@ -63,8 +63,8 @@ def ask(ids: Json, workspace: str = DEFAULT_WORKSPACE, seconds: float = 10.0, pa
     return create_module.create(workspace, kind, draft)
 
 
-def served(*jobs: JobRow) -> list[str]:
-    """The workspaces of queued jobs in the order in which workers take them."""
+def workspace_order(*jobs: JobRow) -> list[str]:
+    """Return the workspaces of queued jobs in the order workers take them."""
     queued = {w.workflow_id: w for w in queue.client().list_queued_workflows(queue_name=queue.COMPUTING)}
     order = sorted(jobs, key=lambda job: (queued[job.run_id].priority, queued[job.run_id].created_at))
     return [job.workspace for job in order]
@@ -74,34 +74,34 @@ def served(*jobs: JobRow) -> list[str]:
 
 
 def test_workspaces_take_turns_however_many_jobs_one_has_queued(client: TestClient, ids: Json) -> None:
-    many = [ask(ids) for _ in range(6)]
-    late = [ask(ids, OTHER) for _ in range(2)]
-    assert OTHER in served(*many, *late)[:2]
-    assert served(*many, *late)[:4].count(OTHER) == 2
+    many = [queue_job(ids) for _ in range(6)]
+    late = [queue_job(ids, OTHER) for _ in range(2)]
+    assert OTHER in workspace_order(*many, *late)[:2]
+    assert workspace_order(*many, *late)[:4].count(OTHER) == 2
 
 
-def test_turns_are_shared_by_seconds_and_by_weights(
+def test_turns_are_shared_by_estimated_seconds_and_weights(
     client: TestClient, ids: Json, settings: Callable[..., None]
 ) -> None:
     settings(workspace_weights="other=3")
-    jobs = [ask(ids) for _ in range(8)] + [ask(ids, OTHER) for _ in range(8)]
-    assert served(*jobs)[:8].count(OTHER) == 6
-    long, short = [ask(ids, "long", 100) for _ in range(3)], [ask(ids, "short", 25) for _ in range(12)]
-    assert served(*long, *short)[:10].count("short") == 8
+    jobs = [queue_job(ids) for _ in range(8)] + [queue_job(ids, OTHER) for _ in range(8)]
+    assert workspace_order(*jobs)[:8].count(OTHER) == 6
+    long, short = [queue_job(ids, "long", 100) for _ in range(3)], [queue_job(ids, "short", 25) for _ in range(12)]
+    assert workspace_order(*long, *short)[:10].count("short") == 8
 
 
-def test_who_was_served_before_has_no_advantage_over_who_comes_new(client: TestClient, ids: Json) -> None:
+def test_a_new_workspace_goes_before_one_that_has_run_jobs(client: TestClient, ids: Json) -> None:
     for _ in range(3):
-        job = ask(ids)
+        job = queue_job(ids)
         attempt = service.start(job.id)
         assert attempt is not None
         service.succeed(job.id, attempt)
-    waiting = [ask(ids) for _ in range(3)]
-    assert served(*waiting, ask(ids, OTHER))[0] == OTHER
+    waiting = [queue_job(ids) for _ in range(3)]
+    assert workspace_order(*waiting, queue_job(ids, OTHER))[0] == OTHER
 
 
 def test_parts_of_two_workspaces_alternate(client: TestClient, ids: Json) -> None:
-    jobs = [ask(ids, workspace, parts=40) for workspace in (DEFAULT_WORKSPACE, OTHER)]
+    jobs = [queue_job(ids, workspace, parts=40) for workspace in (DEFAULT_WORKSPACE, OTHER)]
     for job in jobs:
         attempt = service.start(job.id)
         assert attempt is not None
@@ -114,23 +114,23 @@ def test_parts_of_two_workspaces_alternate(client: TestClient, ids: Json) -> Non
 # limits
 
 
-def test_a_workspace_has_its_own_share_of_the_queue(
+def test_a_workspace_has_a_limited_share_of_the_queue(
     client: TestClient, ids: Json, settings: Callable[..., None]
 ) -> None:
     settings(max_workspace_queued_jobs=2)
-    ask(ids), ask(ids)
+    queue_job(ids), queue_job(ids)
     response = client.post("/v1/jobs", json=ids)
     assert response.status_code == 429
     assert "BCO_MAX_WORKSPACE_QUEUED_JOBS" in response.json()["detail"]
     assert int(response.headers["Retry-After"]) > 0
-    assert ask(ids, OTHER).state == "queued"
+    assert queue_job(ids, OTHER).state == "queued"
 
 
-def test_jobs_beyond_those_that_may_run_wait_until_one_has_ended(
+def test_jobs_above_the_running_limit_wait_until_one_ends(
     client: TestClient, ids: Json, settings: Callable[..., None]
 ) -> None:
     settings(max_workspace_running_jobs=1)
-    first, second, other = ask(ids), ask(ids), ask(ids, OTHER)
+    first, second, other = queue_job(ids), queue_job(ids), queue_job(ids, OTHER)
 
     def queued() -> set[str]:
         return {workflow.workflow_id for workflow in queue.client().list_queued_workflows(queue_name=queue.COMPUTING)}
@@ -143,22 +143,24 @@ def test_jobs_beyond_those_that_may_run_wait_until_one_has_ended(
     assert second.id in queued()
 
 
-def test_a_workspace_may_run_for_so_long_a_day(client: TestClient, ids: Json, settings: Callable[..., None]) -> None:
-    job = ask(ids, "busy")
+def test_a_workspace_has_a_daily_limit_of_running_time(
+    client: TestClient, ids: Json, settings: Callable[..., None]
+) -> None:
+    job = queue_job(ids, "busy")
     attempt = service.start(job.id)
     assert attempt is not None
     with transaction() as session:
         session.get_one(JobRow, job.id).started_at = now() - timedelta(hours=2)
     settings(max_workspace_seconds_a_day=7000)
     with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_SECONDS_A_DAY"):
-        ask(ids, "busy")
-    assert ask(ids, OTHER).state == "queued"
+        queue_job(ids, "busy")
+    assert queue_job(ids, OTHER).state == "queued"
 
 
-# how long a job takes
+# estimated duration
 
 
-def test_a_job_says_how_long_it_will_take(client: TestClient, ids: Json) -> None:
+def test_a_job_shows_its_estimated_duration(client: TestClient, ids: Json) -> None:
     chains = {"method": "mh", "chains": 64, "steps": 1_000_000, "burn_in": 60}
     long = create_job(client, **ids, inference=chains)
     short = create_job(client, **ids)
@@ -166,7 +168,7 @@ def test_a_job_says_how_long_it_will_take(client: TestClient, ids: Json) -> None
     assert answered(client.get(f"/v1/jobs/{long['id']}"))["estimate_seconds"] == long["estimate_seconds"]
 
 
-def test_a_long_job_of_few_rows_waits_for_short_ones_also_when_it_is_run_again(client: TestClient, ids: Json) -> None:
+def test_a_slow_job_of_few_rows_waits_for_short_ones_and_so_does_its_rerun(client: TestClient, ids: Json) -> None:
     chains = {"method": "mh", "chains": 64, "steps": 1_000_000, "burn_in": 60}
     long = service.get(DEFAULT_WORKSPACE, create_job(client, **ids, inference=chains)["id"])
     short = service.get(DEFAULT_WORKSPACE, create_job(client, **ids)["id"])
@@ -196,7 +198,7 @@ def test_a_batch_has_a_bounded_number_of_parts(
     assert len(rows) <= 7
 
 
-def test_a_part_of_many_contexts_decides_as_each_alone_would(
+def test_a_part_of_many_contexts_decides_as_single_contexts_do(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = KINDS["prescribe"]
@@ -228,28 +230,28 @@ def test_parts_are_stored_and_queued_a_few_at_a_time(
         "add_parts",
         lambda session, job, made, first: (sizes.append(len(made)), add(session, job, made, first)),
     )
-    job = ask(ids, parts=20)
+    job = queue_job(ids, parts=20)
     assert sizes == [8, 8, 4]
     with transaction() as session:
         found = session.scalars(sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id).order_by(JobPartRow.seq))
         assert list(found) == list(range(20))
 
 
-def test_a_job_whose_parts_cannot_be_stored_leaves_nothing(client: TestClient, ids: Json) -> None:
-    def broken() -> Iterator[JobPart]:
+def test_a_job_whose_parts_cannot_be_stored_is_not_stored(client: TestClient, ids: Json) -> None:
+    def raise_after_first_parts() -> Iterator[JobPart]:
         for _ in range(20):
             yield JobPart(1, b"part")
         raise OSError("no room")
 
     before = counts()
-    draft = JobDraft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=broken())
+    draft = JobDraft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=raise_after_first_parts())
     with pytest.raises(OSError, match="no room"):
         create_module.create(DEFAULT_WORKSPACE, KINDS["prescribe"], draft)
     assert counts() == before
 
 
 def test_parts_of_a_cancelled_job_leave_the_queue_at_once(client: TestClient, ids: Json) -> None:
-    job, other = ask(ids, parts=20), ask(ids, OTHER, parts=2)
+    job, other = queue_job(ids, parts=20), queue_job(ids, OTHER, parts=2)
     for each in (job, other):
         attempt = service.start(each.id)
         assert attempt is not None
@@ -263,7 +265,7 @@ def test_parts_of_a_cancelled_job_leave_the_queue_at_once(client: TestClient, id
 
 
 @pytest.mark.parametrize("path", ["jobs", "problems", "posteriors", "datasets"])
-def test_lists_are_short_however_large_their_objects(client: TestClient, ids: Json, posterior: Json, path: str) -> None:
+def test_lists_omit_large_fields(client: TestClient, ids: Json, posterior: Json, path: str) -> None:
     create_job(client, **ids, inference=QUICK)
     large = ["x" * 1_000_000]
     row, column = {

@@ -1,4 +1,4 @@
-"""Who counts as dead: a worker that is slow but alive keeps its jobs, and a take-over needs evidence."""
+"""Heartbeat: a slow live worker keeps its jobs; a job is taken over only from a dead worker."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.support.in_process import DATABASES, service_on
 from tests.support.polling import wait_until, within
 from tests.support.processes import ROOT, finished, is_computing, prepare, read, submit
 
-# The least that can be set: a worker without a sign of life is dead after four times as long.
+# The smallest allowed value; a worker without heartbeats counts as dead after four times this.
 DEADLINE = 2.0
 HELD_UP = Path(ROOT) / "tests/support/blocked_worker.py"
 
 
-# what the table and the system know
+# worker table and process table
 
 
-def known(pid: int, machine: str | None = None, silent: float = 0.0) -> str:
-    """A worker that is such a process and has been silent for so long."""
+def insert_worker(pid: int, machine: str | None = None, silent: float = 0.0) -> str:
+    """Insert a worker with this process id that has sent no heartbeat for `silent` seconds."""
     with transaction() as session:
         heartbeat.beat(session, "worker_x")
         row = session.get_one(WorkerRow, "worker_x", populate_existing=True)
@@ -51,32 +51,32 @@ def sleeper(client: TestClient) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_worker_is_dead_as_soon_as_its_process_is(sleeper: subprocess.Popen[bytes]) -> None:
-    worker_id = known(sleeper.pid)
+    worker_id = insert_worker(sleeper.pid)
     assert worker_id in heartbeat.living(8.0)
     sleeper.kill()
-    # Not even buried yet: what is left of a process in the system's table does not live.
+    # A zombie counts as dead.
     wait_until("the process is gone", lambda: heartbeat._born(sleeper.pid) == "")
     assert worker_id not in heartbeat.living(8.0, judge=False)
 
 
 def test_a_slow_worker_keeps_its_jobs_while_its_process_lives(sleeper: subprocess.Popen[bytes]) -> None:
-    assert known(sleeper.pid, silent=100.0) in heartbeat.living(8.0)
-    assert known(sleeper.pid, silent=100_000.0) not in heartbeat.living(8.0)
+    assert insert_worker(sleeper.pid, silent=100.0) in heartbeat.living(8.0)
+    assert insert_worker(sleeper.pid, silent=100_000.0) not in heartbeat.living(8.0)
 
 
-def test_another_process_with_the_same_number_is_another(sleeper: subprocess.Popen[bytes]) -> None:
-    worker_id = known(sleeper.pid)
+def test_a_reused_process_id_is_another_process(sleeper: subprocess.Popen[bytes]) -> None:
+    worker_id = insert_worker(sleeper.pid)
     with transaction() as session:
         session.get_one(WorkerRow, worker_id).born = "1"
     assert worker_id not in heartbeat.living(8.0)
 
 
-def test_of_a_worker_elsewhere_without_a_connection_only_a_long_silence_tells(
+def test_a_disconnected_worker_elsewhere_is_dead_after_a_long_silence(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
-    assert known(1, "elsewhere", silent=20.0) in heartbeat.living(8.0)
-    assert known(1, "elsewhere", silent=40.0) in heartbeat.living(8.0, judge=False)
-    assert known(1, "elsewhere", silent=40.0) not in heartbeat.living(8.0)
+    assert insert_worker(1, "elsewhere", silent=20.0) in heartbeat.living(8.0)
+    assert insert_worker(1, "elsewhere", silent=40.0) in heartbeat.living(8.0, judge=False)
+    assert insert_worker(1, "elsewhere", silent=40.0) not in heartbeat.living(8.0)
 
 
 def test_a_slow_worker_elsewhere_keeps_its_jobs_while_it_is_connected(sleeper: subprocess.Popen[bytes]) -> None:
@@ -85,13 +85,13 @@ def test_a_slow_worker_elsewhere_keeps_its_jobs_while_it_is_connected(sleeper: s
     heart = heartbeat._own_engine("worker_x")
     with heart.connect() as connection:
         assert connection.scalar(sa.text("SHOW tcp_keepalives_idle")) is not None
-        assert known(1, "elsewhere", silent=100.0) in heartbeat.living(8.0)
-        assert known(1, "elsewhere", silent=100_000.0) not in heartbeat.living(8.0)
+        assert insert_worker(1, "elsewhere", silent=100.0) in heartbeat.living(8.0)
+        assert insert_worker(1, "elsewhere", silent=100_000.0) not in heartbeat.living(8.0)
     heart.dispose()
-    within("it is gone", lambda: known(1, "elsewhere", silent=100.0) not in heartbeat.living(8.0), 5)
+    within("it is gone", lambda: insert_worker(1, "elsewhere", silent=100.0) not in heartbeat.living(8.0), 5)
 
 
-def test_what_a_process_is_called_does_not_matter(tmp_path: Path) -> None:
+def test_an_odd_process_name_does_not_matter(tmp_path: Path) -> None:
     assert int(heartbeat._born(os.getpid())) > 0
     odd = tmp_path / "a ) Z (b"
     odd.symlink_to(sys.executable)
@@ -108,7 +108,7 @@ def test_what_a_process_is_called_does_not_matter(tmp_path: Path) -> None:
 def fleet(
     request: pytest.FixtureRequest, empty_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:
-    """Two workers, of whom one takes the only job."""
+    """Two workers, one of which takes the only job."""
     environment = {"BCO_WORKER_DEADLINE_SECONDS": str(DEADLINE)}
     fleet = Fleet(tmp_path_factory.mktemp("fleet"), empty_database(request.param), 2, **environment)
     yield fleet
@@ -117,7 +117,7 @@ def fleet(
 
 @pytest.fixture
 def job(fleet: Fleet) -> Iterator[str]:
-    """A job that computes for much longer than any test waits."""
+    """A job that runs longer than any test waits."""
     job_id = submit(fleet.http, prepare(fleet.http), epochs=100_000)
     wait_until("the job computes", lambda: is_computing(fleet.http, job_id))
     yield job_id
@@ -126,7 +126,7 @@ def job(fleet: Fleet) -> Iterator[str]:
 
 
 def holder(fleet: Fleet, job_id: str) -> int:
-    """Which of the workers computes the job: the number of the one that has begun it last."""
+    """Return the number of the worker that started the job last."""
     starts = [[line for line in part.messages().splitlines() if f"{job_id} starts" in line] for part in fleet.workers]
     return max((number for number, lines in enumerate(starts) if lines), key=lambda number: len(starts[number]))
 
@@ -143,7 +143,7 @@ def silence(url: str, pid: int) -> float:
 
 
 @pytest.mark.slow
-def test_a_worker_that_says_nothing_keeps_its_job_while_its_process_lives(fleet: Fleet, job: str) -> None:
+def test_a_silent_worker_keeps_its_job_while_its_process_lives(fleet: Fleet, job: str) -> None:
     worker = fleet.workers[holder(fleet, job)].process
     worker.send_signal(signal.SIGSTOP)
     try:
@@ -152,14 +152,14 @@ def test_a_worker_that_says_nothing_keeps_its_job_while_its_process_lives(fleet:
         assert (read(fleet.http, job)["state"], read(fleet.http, job)["attempts"]) == ("running", 1)
     finally:
         worker.send_signal(signal.SIGCONT)
-    within("it is heard of again", lambda: silence(fleet.url, worker.pid) < DEADLINE, 10)
+    within("it sends heartbeats again", lambda: silence(fleet.url, worker.pid) < DEADLINE, 10)
     assert (read(fleet.http, job)["state"], read(fleet.http, job)["attempts"]) == ("running", 1)
     assert "taking over" not in fleet.messages()
 
 
 @pytest.mark.slow
-def test_a_worker_that_hardly_gets_a_processor_keeps_its_job(fleet: Fleet, job: str) -> None:
-    """It and its computation run only when nobody else wants their processor, and others want it all the time."""
+def test_a_worker_starved_of_cpu_keeps_its_job(fleet: Fleet, job: str) -> None:
+    """The worker has idle priority on a processor that other processes keep busy."""
     worker = psutil.Process(fleet.workers[holder(fleet, job)].process.pid)
     processor = max(os.sched_getaffinity(0))
     with ExitStack() as stack:
@@ -176,7 +176,7 @@ def test_a_worker_that_hardly_gets_a_processor_keeps_its_job(fleet: Fleet, job: 
         while time.monotonic() < end:
             longest = max(longest, silence(fleet.url, worker.pid))
             time.sleep(0.2)
-        # Without this it would not have been starved.
+        # The worker was starved.
         assert sum(worker.cpu_times()[:2]) - used < 0.05 * 8 * DEADLINE
         assert (read(fleet.http, job)["state"], read(fleet.http, job)["attempts"]) == ("running", 1), longest
     assert "taking over" not in fleet.messages()
@@ -190,7 +190,7 @@ def test_the_jobs_of_a_dead_process_are_taken_over_at_once(fleet: Fleet, job: st
     fleet.workers[number].process.wait()
     began = time.monotonic()
     wait_until("the other one takes it", lambda: read(fleet.http, job)["attempts"] == 2)
-    # It was not the silence that told, however crowded the machine is.
+    # Faster than silence alone could show, even on a busy machine.
     assert time.monotonic() - began < 0.75 * heartbeat.STUCK * DEADLINE
     fleet.workers[number] = fleet.start("worker")
     fleet.wait_for(fleet.workers[number])
@@ -198,7 +198,7 @@ def test_the_jobs_of_a_dead_process_are_taken_over_at_once(fleet: Fleet, job: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DATABASES)
-def test_the_heartbeat_shares_neither_thread_nor_connection_with_work(
+def test_the_heartbeat_has_its_own_thread_and_connection(
     kind: str, empty_database: Callable[[str], str], tmp_path: Path
 ) -> None:
     url = empty_database(kind)
@@ -213,10 +213,10 @@ def test_the_heartbeat_shares_neither_thread_nor_connection_with_work(
     with log.open("wb") as output:
         worker = subprocess.Popen([sys.executable, HELD_UP], env=environment, cwd=tmp_path, stderr=output)
     try:
-        wait_until("the worker is held up", lambda: "held up" in log.read_text())
+        wait_until("the worker is blocked", lambda: "held up" in log.read_text())
         for _ in range(5):
             last = beat_at(url, worker.pid)
-            within("its heart beats on", lambda last=last: beat_at(url, worker.pid) > last, 2 * DEADLINE)
+            within("its heartbeats continue", lambda last=last: beat_at(url, worker.pid) > last, 2 * DEADLINE)
     finally:
         for child in psutil.Process(worker.pid).children(recursive=True):
             child.kill()

@@ -1,4 +1,4 @@
-"""A worker that has nothing to do costs next to nothing, and starts a job at once."""
+"""An idle worker uses almost no CPU and starts a new job at once."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_an_idle_worker_uses_hardly_any_cpu(worker: Part) -> None:
         time.sleep(seconds)
         return (cpu_seconds(process) - before) / seconds
 
-    wait_until("it has imported what it needs for its first look", lambda: used(2) < 0.05)
-    # One per cent on an idle machine. On a crowded one the same work takes up to twice the processor time, now and then
-    # more, so the quietest of three stretches counts.
+    wait_until("its imports are done", lambda: used(2) < 0.05)
+    # One per cent on an idle machine. On a busy one the same work takes twice the CPU time, sometimes more, so the
+    # lowest of three measurements counts.
     assert min(used(SECONDS) for _ in range(3)) < 0.025
 
 
 @pytest.mark.slow
-def test_a_job_starts_at_once(worker: Part, own_database: str) -> None:
+def test_an_idle_worker_starts_a_job_at_once(worker: Part, own_database: str) -> None:
     with service_on(own_database), TestClient(create_app()) as client:
         waits = []
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Following a job by server-sent events: everything once, in order, also after coming back."""
+"""Server-sent events of a job: each event once, in order, also after a reconnect."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def job_id(client: TestClient, ids: Json) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "POLL_SECONDS", 0.01)
 
 
-def parsed(lines: Iterator[str]) -> Iterator[Json]:
-    """Events as a browser would see them; comments have the kind ''."""
+def parse_events(lines: Iterator[str]) -> Iterator[Json]:
+    """Parse events as a browser does; comments have the kind ''."""
     found: dict[str, Any] = {}
     for line in lines:
         if line.startswith(":"):
@@ -47,18 +47,18 @@ def parsed(lines: Iterator[str]) -> Iterator[Json]:
             found = {}
 
 
-def followed(client: TestClient, job_id: str, last: object = None) -> list[Json]:
+def follow(client: TestClient, job_id: str, last: object = None) -> list[Json]:
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     with client.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-store"
-        return list(parsed(response.iter_lines()))
+        return list(parse_events(response.iter_lines()))
 
 
-def test_a_finished_jobs_story_is_told_from_beginning_to_end(client: TestClient, job_id: str) -> None:
+def test_a_finished_job_streams_all_its_events(client: TestClient, job_id: str) -> None:
     job = learn(client, job_id)
-    story = followed(client, job_id)
+    story = follow(client, job_id)
     assert [found["id"] for found in story] == sorted({found["id"] for found in story})
     lines = answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
     assert [found["text"] for found in story if found["kind"] == "log"] == [line["text"] for line in lines]
@@ -67,38 +67,38 @@ def test_a_finished_jobs_story_is_told_from_beginning_to_end(client: TestClient,
     assert last["attempts"] == job["attempts"]
 
 
-def test_coming_back_after_any_event_tells_exactly_the_rest(client: TestClient, job_id: str) -> None:
+def test_reconnecting_after_any_event_streams_exactly_the_rest(client: TestClient, job_id: str) -> None:
     learn(client, job_id)
-    story = followed(client, job_id)
+    story = follow(client, job_id)
     assert len(story) >= 4
     for number, found in enumerate(story[:-1]):
-        assert followed(client, job_id, found["id"]) == story[number + 1 :]
+        assert follow(client, job_id, found["id"]) == story[number + 1 :]
 
 
-def test_a_browser_that_has_heard_everything_is_told_not_to_come_back(client: TestClient, job_id: str) -> None:
+def test_a_browser_that_has_all_events_is_asked_not_to_reconnect(client: TestClient, job_id: str) -> None:
     learn(client, job_id)
-    last = followed(client, job_id)[-1]["id"]
+    last = follow(client, job_id)[-1]["id"]
     response = client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)})
     assert (response.status_code, response.content) == (204, b"")
 
 
 @pytest.mark.parametrize("odd", ["", "x", "-1", "1.5", "9" * 40, "0x10"])
-def test_an_event_id_that_is_none_starts_from_the_beginning(client: TestClient, job_id: str, odd: str) -> None:
+def test_an_invalid_event_id_starts_from_the_beginning(client: TestClient, job_id: str, odd: str) -> None:
     service.cancel(DEFAULT_WORKSPACE, job_id)
-    assert followed(client, job_id, odd)[0]["text"] == "accepted"
+    assert follow(client, job_id, odd)[0]["text"] == "accepted"
 
 
-def test_nobody_can_follow_a_job_that_is_not_there(client: TestClient) -> None:
+def test_the_event_stream_of_a_missing_job_is_not_found(client: TestClient) -> None:
     for path in ("/v1/jobs/job_nowhere/events", "/v1/jobs/job_" + "0" * 26 + "/events"):
         response = client.get(path)
         assert response.status_code == 404
         assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_changes_are_told_while_they_happen_and_nothing_is_told_twice(client: TestClient, job_id: str) -> None:
-    """Another process changes the job; the story here comes from the database alone."""
-    told: list[Json] = []
-    follower = threading.Thread(target=lambda: told.extend(followed(client, job_id)))
+def test_changes_are_streamed_as_they_happen_and_only_once(client: TestClient, job_id: str) -> None:
+    """Another process changes the job; the stream reads the database alone."""
+    received: list[Json] = []
+    follower = threading.Thread(target=lambda: received.extend(follow(client, job_id)))
     follower.start()
     attempt = service.start(job_id)
     assert attempt is not None
@@ -106,60 +106,60 @@ def test_changes_are_told_while_they_happen_and_nothing_is_told_twice(client: Te
         assert service.report(job_id, attempt, step / 10, f"step {step}", f"line {step}" if step % 2 else None)
     service.fail(job_id, attempt, "no luck")
     follower.join(30)
-    assert {"kind": "state", "state": "failed", "error": "no luck", "progress": 0.5}.items() <= told[-1].items()
-    texts = [found["text"] for found in told if found["kind"] == "log"]
+    assert {"kind": "state", "state": "failed", "error": "no luck", "progress": 0.5}.items() <= received[-1].items()
+    texts = [found["text"] for found in received if found["kind"] == "log"]
     assert texts == ["accepted", "started", "line 1", "line 3", "line 5", "failed: no luck"]
-    assert [found["id"] for found in told] == sorted({found["id"] for found in told})
+    assert [found["id"] for found in received] == sorted({found["id"] for found in received})
 
 
-def collected(job_id: str, seconds: float, **changes: Any) -> list[bytes]:
-    """What a stream says within a time, without HTTP."""
+def read_stream(job_id: str, seconds: float, **changes: Any) -> list[bytes]:
+    """Return the parts that a stream sends within some seconds, without HTTP."""
     import anyio
 
-    said: list[bytes] = []
+    sent: list[bytes] = []
 
     async def listen() -> None:
         with anyio.move_on_after(seconds):
             stopping = changes.pop("stopping", lambda: False)
             async for part in events.stream(DEFAULT_WORKSPACE, job_id, -1, anyio.CapacityLimiter(1), stopping):
-                said.append(part)
+                sent.append(part)
 
     anyio.run(listen)
-    return said
+    return sent
 
 
-def test_a_story_without_news_shows_signs_of_life(job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_event_stream_sends_heartbeats(job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.05)
-    said = collected(job_id, 0.5)
-    assert said.count(b": still here\n\n") >= 2
-    assert sum(part.startswith(b"id:") for part in said) == 2
+    sent = read_stream(job_id, 0.5)
+    assert sent.count(b": still here\n\n") >= 2
+    assert sum(part.startswith(b"id:") for part in sent) == 2
 
 
-def test_a_story_ends_when_the_service_stops(job_id: str) -> None:
+def test_an_event_stream_ends_when_the_service_stops(job_id: str) -> None:
     end = time.monotonic() + 0.2
     began = time.monotonic()
-    said = collected(job_id, 30, stopping=lambda: time.monotonic() > end)
+    sent = read_stream(job_id, 30, stopping=lambda: time.monotonic() > end)
     assert time.monotonic() - began < 10
-    assert any(b'"state":"queued"' in part for part in said)
+    assert any(b'"state":"queued"' in part for part in sent)
 
 
-def test_a_story_ends_when_its_job_is_deleted(client: TestClient, job_id: str) -> None:
+def test_an_event_stream_ends_when_its_job_is_deleted(client: TestClient, job_id: str) -> None:
     service.cancel(DEFAULT_WORKSPACE, job_id)
     service.delete(DEFAULT_WORKSPACE, job_id)
-    assert collected(job_id, 30) == [b"retry: 2000\n\n"]
+    assert read_stream(job_id, 30) == [b"retry: 2000\n\n"]
 
 
-def test_a_story_goes_on_after_an_outage(job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_stream_survives_a_database_outage(job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.05)
     service.cancel(DEFAULT_WORKSPACE, job_id)
     real, failures = events.snapshot, iter([True, True, False])
 
-    def shaky(*arguments: Any) -> Any:
+    def fail_twice(*arguments: Any) -> Any:
         if next(failures, False):
             raise sa.exc.OperationalError("SELECT", {}, Exception("connection refused"))
         return real(*arguments)
 
-    monkeypatch.setattr(events, "snapshot", shaky)
-    said = collected(job_id, 30)
-    assert sum(part.startswith(b": the database") for part in said) == 2
-    assert b'"state":"cancelled"' in said[-1]
+    monkeypatch.setattr(events, "snapshot", fail_twice)
+    sent = read_stream(job_id, 30)
+    assert sum(part.startswith(b": the database") for part in sent) == 2
+    assert b'"state":"cancelled"' in sent[-1]

@@ -1,4 +1,4 @@
-"""What learning meets is told as it comes: beside the lines of a job's log, and by its events."""
+"""Training figures appear in the job's log and event stream while it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAINS: Json = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60, "parti
 
 
 @pytest.fixture(autouse=True)
-def _tell_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def _report_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "LOG_SECONDS", 0.0)
     monkeypatch.setattr(compute, "LOG_LINES", 10**9)
@@ -29,40 +29,40 @@ def figures_in_log(client: TestClient, job_id: str) -> list[Json]:
     return [figures for line in lines for figures in line["figures"] or []]
 
 
-def test_epochs_tell_cost_and_divergence(client: TestClient) -> None:
+def test_epochs_report_cost_and_divergence(client: TestClient) -> None:
     job = learn(client, create_job(client, inference={"method": "vi", "members": 2, "epochs": 4})["id"])
-    told = figures_in_log(client, job["id"])
-    assert [one["epoch"] for one in told] == [1, 2, 3, 4]
-    assert all({"risk", "kl", "validation_cost"} < set(one) for one in told)
+    found = figures_in_log(client, job["id"])
+    assert [one["epoch"] for one in found] == [1, 2, 3, 4]
+    assert all({"risk", "kl", "validation_cost"} < set(one) for one in found)
     trace = answered(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["trace"]
-    assert [one["kl"] for one in told] == pytest.approx([point["kl"] for point in trace], rel=1e-5)
+    assert [one["kl"] for one in found] == pytest.approx([point["kl"] for point in trace], rel=1e-5)
 
 
-def test_chains_tell_their_loss_by_part_from_whatever_process(client: TestClient) -> None:
+def test_chains_report_their_loss_by_part_from_any_process(client: TestClient) -> None:
     job_id = create_job(client, **prepare_fund(client), inference=CHAINS)["id"]
     job = learn(client, job_id)
     assert job["state"] == "succeeded"
-    told = figures_in_log(client, job_id)
-    assert {one["part"] for one in told} == {1, 2}
-    assert all(set(one) == {"part", "step", "loss"} for one in told)
-    assert {one["step"] for one in told} <= {50, 100, 120}
+    found = figures_in_log(client, job_id)
+    assert {one["part"] for one in found} == {1, 2}
+    assert all(set(one) == {"part", "step", "loss"} for one in found)
+    assert {one["step"] for one in found} <= {50, 100, 120}
 
 
-def test_events_carry_the_figures_of_their_line(client: TestClient) -> None:
+def test_events_have_the_figures_of_their_log_line(client: TestClient) -> None:
     job_id = create_job(client)["id"]
     learn(client, job_id)
     text = client.get(f"/v1/jobs/{job_id}/events").text
-    told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
     lines = answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
-    assert [(one["text"], one.get("figures")) for one in told if "text" in one] == [
+    assert [(one["text"], one.get("figures")) for one in found if "text" in one] == [
         (line["text"], line["figures"]) for line in lines
     ]
-    assert any("figures" in one for one in told)
-    # What has none says nothing of them.
-    assert "figures" not in told[0]
+    assert any("figures" in one for one in found)
+    # An event without figures has no such field.
+    assert "figures" not in found[0]
 
 
-def test_lines_have_few_figures_however_much_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_line_has_a_bounded_number_of_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute, "LOG_SECONDS", 10.0)
     clock = [0.0]
     monkeypatch.setattr(compute.time, "monotonic", lambda: clock[0])
@@ -85,7 +85,7 @@ def test_lines_have_few_figures_however_much_was_met(monkeypatch: pytest.MonkeyP
     assert all(type(message) is str for _, _, _, message, *_ in reports)
 
 
-def test_a_part_that_is_done_or_gone_tells_nothing(client: TestClient) -> None:
+def test_a_missing_part_reports_no_figures(client: TestClient) -> None:
     job_id = create_job(client)["id"]
     parts.report(job_id, 0, 0.5, {"step": 1.0})
     assert parts.figures(job_id) == []

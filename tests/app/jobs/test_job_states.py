@@ -1,4 +1,4 @@
-"""A job ends exactly once, whoever comes second: a cancel, a slow worker, or one that was believed dead."""
+"""A job ends exactly once, even if a cancel, a slow worker or a worker presumed dead comes later."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ids(client: TestClient) -> Json:
 
 @pytest.fixture(scope="module")
 def result(client: TestClient, ids: Json) -> tuple[Posterior, Json]:
-    """A learned posterior and its diagnostics, to be stored as if another job had made them."""
+    """A learned posterior and its diagnostics, to store as another job's result."""
     made = learned(client, **ids)
     with transaction() as session:
         row = session.get_one(PosteriorRow, made["id"])
@@ -53,8 +53,8 @@ def queued(client: TestClient, ids: Json) -> str:
     return job_id
 
 
-def store(job_id: str, attempt: int, result: tuple[Posterior, Json]) -> None:
-    """What a computation does when it is done, with everything read before it began."""
+def store_result(job_id: str, attempt: int, result: tuple[Posterior, Json]) -> None:
+    """Store a result from state read before the job started."""
     service.succeed(job_id, attempt, storing_for(job_id, result))
 
 
@@ -63,26 +63,26 @@ def has_posterior(job_id: str) -> bool:
         return session.get(PosteriorRow, sibling_id(job_id, "post")) is not None
 
 
-def started(job_id: str) -> int:
+def start_job(job_id: str) -> int:
     attempt = service.start(job_id)
     assert attempt is not None
     return attempt
 
 
-# the straight way
+# normal course
 
 
-def test_a_started_job_is_running_and_remembers_when_it_first_started(queued: str) -> None:
-    assert started(queued) == 1
+def test_a_started_job_is_running_and_keeps_its_first_start_time(queued: str) -> None:
+    assert start_job(queued) == 1
     first = service.get(DEFAULT_WORKSPACE, queued)
     assert (first.state, first.attempts, first.message) == ("running", 1, "starting")
     assert first.started_at is not None
-    assert started(queued) == 2
+    assert start_job(queued) == 2
     assert service.get(DEFAULT_WORKSPACE, queued).started_at == first.started_at
 
 
-def test_progress_is_seen_by_readers(client: TestClient, queued: str) -> None:
-    attempt = started(queued)
+def test_readers_see_progress(client: TestClient, queued: str) -> None:
+    attempt = start_job(queued)
     assert service.report(queued, attempt, 0.25, "epoch 5")
     job = answered(client.get(f"/v1/jobs/{queued}"))
     assert (job["state"], job["progress"], job["message"]) == ("running", 0.25, "epoch 5")
@@ -90,8 +90,8 @@ def test_progress_is_seen_by_readers(client: TestClient, queued: str) -> None:
 
 
 def test_a_stored_result_ends_the_job(queued: str, result: tuple[Posterior, Json]) -> None:
-    attempt = started(queued)
-    store(queued, attempt, result)
+    attempt = start_job(queued)
+    store_result(queued, attempt, result)
     job = service.get(DEFAULT_WORKSPACE, queued)
     assert (job.state, job.progress) == ("succeeded", 1.0)
     assert has_posterior(queued)
@@ -99,8 +99,8 @@ def test_a_stored_result_ends_the_job(queued: str, result: tuple[Posterior, Json
     assert service.start(queued) is None
 
 
-def test_a_failed_job_keeps_its_reason_and_its_progress(queued: str) -> None:
-    attempt = started(queued)
+def test_a_failed_job_keeps_its_error_and_progress(queued: str) -> None:
+    attempt = start_job(queued)
     service.report(queued, attempt, 0.4, "epoch 9")
     service.fail(queued, attempt, "the rows were too strange")
     job = service.get(DEFAULT_WORKSPACE, queued)
@@ -119,40 +119,38 @@ def test_a_cancelled_queued_job_never_starts(queued: str) -> None:
     assert (job.state, job.attempts, job.started_at) == ("cancelled", 0, None)
 
 
-def test_a_cancelled_running_job_is_told_so_and_its_late_result_is_not_kept(
+def test_a_cancelled_running_job_is_notified_and_stores_no_late_result(
     queued: str, result: tuple[Posterior, Json]
 ) -> None:
-    attempt = started(queued)
+    attempt = start_job(queued)
     assert service.report(queued, attempt, 0.5, "half way")
     service.cancel(DEFAULT_WORKSPACE, queued)
     before = counts()
     assert not service.report(queued, attempt, 0.9, "nearly there")
     assert not service.is_wanted(queued, attempt)
-    store(queued, attempt, result)
+    store_result(queued, attempt, result)
     service.fail(queued, attempt, "killed")
     job = service.get(DEFAULT_WORKSPACE, queued)
     assert (job.state, job.progress, job.message, job.error) == ("cancelled", 0.5, "cancelled", None)
     assert counts() == before
 
 
-def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
-    queued: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempt = started(queued)
+def test_a_cancelled_computation_stops_at_its_next_report(queued: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = start_job(queued)
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     seen: list[float] = []
     real = Learning.join
 
-    def join_and_be_cancelled(learning: Learning, results: Any, progress: Callable[..., None]) -> Any:
-        def watched(fraction: float, message: str) -> None:
+    def join_and_cancel(learning: Learning, results: Any, progress: Callable[..., None]) -> Any:
+        def cancel_at_first_report(fraction: float, message: str) -> None:
             seen.append(fraction)
             if len(seen) == 1:
                 service.cancel(DEFAULT_WORKSPACE, queued)
             progress(fraction, message)
 
-        return real(learning, results, watched)
+        return real(learning, results, cancel_at_first_report)
 
-    monkeypatch.setattr(Learning, "join", join_and_be_cancelled)
+    monkeypatch.setattr(Learning, "join", join_and_cancel)
     compute.run(queued, attempt)
     assert len(seen) == 1
     assert service.get(DEFAULT_WORKSPACE, queued).state == "cancelled"
@@ -160,14 +158,14 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
 
 
 def test_a_finished_job_cannot_be_cancelled(queued: str, result: tuple[Posterior, Json]) -> None:
-    store(queued, started(queued), result)
+    store_result(queued, start_job(queued), result)
     with pytest.raises(ConflictError, match="already succeeded"):
         service.cancel(DEFAULT_WORKSPACE, queued)
     assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
     assert has_posterior(queued)
 
 
-def test_cancelling_twice_is_the_same_as_once(queued: str) -> None:
+def test_cancelling_twice_has_the_effect_of_once(queued: str) -> None:
     first = service.cancel(DEFAULT_WORKSPACE, queued)
     again = service.cancel(DEFAULT_WORKSPACE, queued)
     assert (again.state, again.finished_at) == ("cancelled", first.finished_at)
@@ -176,27 +174,27 @@ def test_cancelling_twice_is_the_same_as_once(queued: str) -> None:
 # attempts
 
 
-def test_the_result_of_an_attempt_that_was_taken_over_is_refused(queued: str, result: tuple[Posterior, Json]) -> None:
-    first, second = started(queued), started(queued)
+def test_the_result_of_a_superseded_attempt_is_refused(queued: str, result: tuple[Posterior, Json]) -> None:
+    first, second = start_job(queued), start_job(queued)
     assert (first, second) == (1, 2)
     assert not service.is_wanted(queued, first)
     assert not service.report(queued, first, 0.9, "still here")
     before = counts()
-    store(queued, first, result)
+    store_result(queued, first, result)
     service.fail(queued, first, "lost its database")
     assert counts() == before
     assert service.get(DEFAULT_WORKSPACE, queued).state == "running"
-    store(queued, second, result)
+    store_result(queued, second, result)
     assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
-    store(queued, first, result)
-    store(queued, second, result)
+    store_result(queued, first, result)
+    store_result(queued, second, result)
     after = counts()
     assert after["posteriors"] - before["posteriors"] == 1
 
 
-def test_a_job_whose_workers_keep_dying_fails_with_a_reason(queued: str) -> None:
+def test_a_job_whose_workers_keep_dying_fails(queued: str) -> None:
     for attempt in range(1, service.MAX_ATTEMPTS + 1):
-        assert started(queued) == attempt
+        assert start_job(queued) == attempt
     assert service.MAX_ATTEMPTS == 3
     assert service.start(queued) is None
     job = service.get(DEFAULT_WORKSPACE, queued)
@@ -208,12 +206,12 @@ def test_a_job_whose_workers_keep_dying_fails_with_a_reason(queued: str) -> None
 
 def test_the_third_attempt_may_still_succeed(queued: str, result: tuple[Posterior, Json]) -> None:
     for _ in range(service.MAX_ATTEMPTS):
-        attempt = started(queued)
-    store(queued, attempt, result)
+        attempt = start_job(queued)
+    store_result(queued, attempt, result)
     assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
 
 
-def test_a_job_that_is_not_there_changes_nothing(client: TestClient) -> None:
+def test_operations_on_a_missing_job_change_nothing(client: TestClient) -> None:
     before = counts()
     assert service.start("job_nowhere") is None
     assert not service.report("job_nowhere", 1, 0.5, "lost")
@@ -232,10 +230,10 @@ def test_only_a_finished_job_without_a_posterior_can_be_deleted(
     client: TestClient, ids: Json, result: tuple[Posterior, Json]
 ) -> None:
     waiting, running, failed, cancelled, succeeded = (create_job(client, **ids)["id"] for _ in range(5))
-    started(running)
-    service.fail(failed, started(failed), "no luck")
+    start_job(running)
+    service.fail(failed, start_job(failed), "no luck")
     service.cancel(DEFAULT_WORKSPACE, cancelled)
-    store(succeeded, started(succeeded), result)
+    store_result(succeeded, start_job(succeeded), result)
     for job_id, words in ((waiting, "queued"), (running, "running"), (succeeded, "posterior")):
         with pytest.raises(ConflictError, match=words):
             service.delete(DEFAULT_WORKSPACE, job_id)
@@ -247,11 +245,11 @@ def test_only_a_finished_job_without_a_posterior_can_be_deleted(
     service.delete(DEFAULT_WORKSPACE, succeeded)
 
 
-def test_a_job_deleted_under_a_late_computation_gets_no_result(
+def test_a_job_deleted_during_its_computation_gets_no_result(
     client: TestClient, ids: Json, result: tuple[Posterior, Json]
 ) -> None:
     job_id = create_job(client, **ids)["id"]
-    attempt = started(job_id)
+    attempt = start_job(job_id)
     late = storing_for(job_id, result)
     service.cancel(DEFAULT_WORKSPACE, job_id)
     service.delete(DEFAULT_WORKSPACE, job_id)
@@ -260,11 +258,11 @@ def test_a_job_deleted_under_a_late_computation_gets_no_result(
     assert counts() == before
 
 
-# all at once
+# concurrency
 
 
-def at_once(*acts: Callable[[], Any]) -> list[Any]:
-    """Run every act in a thread of its own, all let go together; exceptions come back as results."""
+def run_concurrently(*acts: Callable[[], Any]) -> list[Any]:
+    """Run each function in its own thread, all released together; return results and exceptions."""
     barrier = threading.Barrier(len(acts))
 
     def run(act: Callable[[], Any]) -> Any:
@@ -282,16 +280,16 @@ def at_once(*acts: Callable[[], Any]) -> list[Any]:
 def test_eight_threads_cancelling_and_finishing_at_once_leave_exactly_one_outcome(
     queued: str, result: tuple[Posterior, Json], again: int
 ) -> None:
-    attempt = started(queued)
+    attempt = start_job(queued)
     before = counts()
 
     def cancel() -> Any:
         return service.cancel(DEFAULT_WORKSPACE, queued).state
 
     def finish() -> Any:
-        return store(queued, attempt, result)
+        return store_result(queued, attempt, result)
 
-    outcomes = at_once(*[cancel, finish] * 4)
+    outcomes = run_concurrently(*[cancel, finish] * 4)
     state = service.get(DEFAULT_WORKSPACE, queued).state
     assert state in ("succeeded", "cancelled")
     assert has_posterior(queued) == (state == "succeeded")
@@ -307,9 +305,9 @@ def test_eight_threads_cancelling_and_finishing_at_once_leave_exactly_one_outcom
 def test_eight_threads_finishing_and_failing_at_once_leave_exactly_one_outcome(
     queued: str, result: tuple[Posterior, Json]
 ) -> None:
-    attempt = started(queued)
-    outcomes = at_once(
-        *[lambda: store(queued, attempt, result), lambda: service.fail(queued, attempt, "no luck")] * 4,
+    attempt = start_job(queued)
+    outcomes = run_concurrently(
+        *[lambda: store_result(queued, attempt, result), lambda: service.fail(queued, attempt, "no luck")] * 4,
     )
     job = service.get(DEFAULT_WORKSPACE, queued)
     assert outcomes == [None] * 8
@@ -319,20 +317,18 @@ def test_eight_threads_finishing_and_failing_at_once_leave_exactly_one_outcome(
     }
 
 
-def test_workers_that_take_a_job_at_once_get_different_attempts_and_one_counts(
-    queued: str, result: tuple[Posterior, Json]
-) -> None:
-    attempts = at_once(*[lambda: service.start(queued)] * 3)
+def test_concurrent_workers_get_different_attempts_and_one_counts(queued: str, result: tuple[Posterior, Json]) -> None:
+    attempts = run_concurrently(*[lambda: service.start(queued)] * 3)
     assert sorted(attempts) == [1, 2, 3]
     assert [service.is_wanted(queued, attempt) for attempt in (1, 2, 3)] == [False, False, True]
-    at_once(*[lambda attempt=attempt: store(queued, attempt, result) for attempt in (1, 2, 3)])
+    run_concurrently(*[lambda attempt=attempt: store_result(queued, attempt, result) for attempt in (1, 2, 3)])
     assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
     assert has_posterior(queued)
 
 
 def test_eight_clients_creating_jobs_at_once_get_eight_jobs(client: TestClient, ids: Json) -> None:
     before = counts()
-    made = at_once(*[lambda: create_job(client, **ids)] * 8)
+    made = run_concurrently(*[lambda: create_job(client, **ids)] * 8)
     assert len({job["id"] for job in made}) == 8
     after = counts()
     assert after["jobs"] - before["jobs"] == 8
@@ -340,10 +336,10 @@ def test_eight_clients_creating_jobs_at_once_get_eight_jobs(client: TestClient, 
 
 
 @pytest.mark.parametrize("vanishing", ["dataset_id", "problem_id"])
-def test_a_job_whose_data_set_or_problem_vanishes_meanwhile_is_refused(
+def test_a_job_whose_data_set_or_problem_is_deleted_meanwhile_is_refused(
     client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch, vanishing: str
 ) -> None:
-    """The other's delete comes between the check and the queue; a service that locks may make it wait and refuse it."""
+    """The delete arrives between the check and the queue; a service that locks may delay and refuse it."""
     fresh = create_dataset(client) if vanishing == "dataset_id" else create_problem(client)
     path = f"/v1/{'datasets' if vanishing == 'dataset_id' else 'problems'}/{fresh['id']}"
     create = create_module.create
@@ -351,13 +347,13 @@ def test_a_job_whose_data_set_or_problem_vanishes_meanwhile_is_refused(
     with ThreadPoolExecutor(1) as pool:
         deleting = []
 
-        def lose_and_create(*arguments: Any) -> Any:
+        def delete_and_create(*arguments: Any) -> Any:
             deleting.append(pool.submit(client.delete, path))
             with suppress(TimeoutError):
                 deleting[0].result(timeout=1)
             return create(*arguments)
 
-        monkeypatch.setattr(create_module, "create", lose_and_create)
+        monkeypatch.setattr(create_module, "create", delete_and_create)
         made = client.post("/v1/jobs", json=ids | {vanishing: fresh["id"]})
         deleted = deleting[0].result()
     assert (deleted.status_code, made.status_code) in {(204, 409), (204, 422), (409, 202)}

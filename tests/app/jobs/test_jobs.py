@@ -1,3 +1,5 @@
+"""Jobs over HTTP: creation, results, seeds, options, cancellation and deletion."""
+
 from __future__ import annotations
 
 import json
@@ -30,7 +32,7 @@ from tests.support.journey import (
 )
 
 
-def test_a_job_is_accepted_with_its_address_and_waits(client: TestClient) -> None:
+def test_a_new_job_is_queued_with_its_location(client: TestClient) -> None:
     problem, dataset = create_problem(client, name="rolls"), create_dataset(client)
     response = client.post("/v1/jobs", json={"problem_id": problem["id"], "dataset_id": dataset["id"]})
     job = answered(response, 202)
@@ -43,7 +45,7 @@ def test_a_job_is_accepted_with_its_address_and_waits(client: TestClient) -> Non
     assert answered(client.get(f"/v1/jobs/{job['id']}")) == job
 
 
-def test_a_job_shows_the_defaults_it_will_run_with(client: TestClient) -> None:
+def test_a_job_shows_its_defaults(client: TestClient) -> None:
     job = create_job(client, predictor={}, inference={})
     defaults = AutoOptions()
     assert job["spec"]["predictor"] == {"kind": defaults.predictor.kind, "hidden": None}
@@ -53,13 +55,13 @@ def test_a_job_shows_the_defaults_it_will_run_with(client: TestClient) -> None:
     assert (job["spec"]["policy"], job["spec"]["seed"]) == (defaults.policy, defaults.seed)
 
 
-def test_a_job_can_have_a_name_of_its_own_and_the_posterior_carries_it(client: TestClient) -> None:
+def test_a_job_can_be_named_and_its_posterior_takes_the_name(client: TestClient) -> None:
     posterior = learned(client, name=" spring ")
     assert posterior["name"] == "spring"
     assert answered(client.get(f"/v1/jobs/{posterior['job_id']}"))["name"] == "spring"
 
 
-def test_an_accepted_job_is_in_the_queue_under_its_own_id_as_plain_json(client: TestClient) -> None:
+def test_an_accepted_job_is_queued_under_its_own_id_as_plain_json(client: TestClient) -> None:
     job = create_job(client)
     (queued,) = queue.client().list_queued_workflows(queue_name=queue.COMPUTING, workflow_ids=[job["id"]])
     assert (queued.workflow_id, queued.status) == (job["id"], "ENQUEUED")
@@ -70,14 +72,14 @@ def test_an_accepted_job_is_in_the_queue_under_its_own_id_as_plain_json(client: 
     assert json.loads(payload or "") == {"namedArgs": {}, "positionalArgs": [job["id"]]}
 
 
-def test_a_job_that_cannot_be_queued_is_not_kept(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_queued_is_not_stored(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     before = counts()
 
-    def broken(*_: Any) -> None:
+    def fail_to_queue(*_: Any) -> None:
         raise RuntimeError("the queue is full of bees")
 
-    monkeypatch.setattr(queue, "enqueue", broken)
+    monkeypatch.setattr(queue, "enqueue", fail_to_queue)
     response = client.post("/v1/jobs", json=ids)
     assert response.status_code == 500
     assert response.headers["content-type"] == "application/problem+json"
@@ -88,7 +90,7 @@ def test_a_job_that_cannot_be_queued_is_not_kept(client: TestClient, monkeypatch
 def test_the_size_of_a_posterior_counts_the_draws_of_chains_even_with_gradients(
     client: TestClient, settings: Callable[..., None]
 ) -> None:
-    """Chains leave a thousand draws, mixtures two vectors a member: 1.1 GB against 47 MB here."""
+    """Chains store a thousand draws, mixtures two vectors per member: 1.1 GB versus 47 MB here."""
     settings(max_posterior_mb=100)
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     body = ids | {"predictor": {"kind": "mlp", "hidden": [512, 512]}}
@@ -100,7 +102,7 @@ def test_the_size_of_a_posterior_counts_the_draws_of_chains_even_with_gradients(
     assert counts() == before
 
 
-def test_a_run_job_succeeds_and_says_so(client: TestClient) -> None:
+def test_a_finished_job_is_shown_as_succeeded(client: TestClient) -> None:
     job = learn(client, create_job(client)["id"])
     assert (job["state"], job["progress"], job["message"], job["error"]) == ("succeeded", 1.0, "done", None)
     assert job["attempts"] == 1
@@ -132,7 +134,7 @@ def test_the_same_history_uploaded_again_learns_the_same_posterior(client: TestC
     assert learned(client, seed=3)["digest"] == learned(client, seed=3)["digest"]
 
 
-def test_seeds_as_large_as_json_numbers_can_be_are_taken(client: TestClient) -> None:
+def test_the_largest_json_integers_are_accepted_as_seeds(client: TestClient) -> None:
     assert learned(client, seed=2**53 - 1)["description"]["seed"] == 2**53 - 1
 
 
@@ -157,23 +159,23 @@ def test_seeds_as_large_as_json_numbers_can_be_are_taken(client: TestClient) -> 
     ],
     ids=lambda changes: json.dumps(changes),
 )
-def test_every_choice_a_job_offers_can_be_learned_with(client: TestClient, changes: Json) -> None:
+def test_every_option_of_a_job_can_be_used_for_learning(client: TestClient, changes: Json) -> None:
     posterior = learned(client, **changes)
     predictor = {"kind": "linear"} | changes.get("predictor", {})
     widths = posterior["description"]["predictor"]["widths"]
     assert posterior["description"]["predictor"]["kind"] == predictor["kind"]
     assert widths[1:-1] == predictor.get("hidden", [])
-    asked = changes.get("inference", QUICK)
-    if asked["method"] == "vi":
+    inference = changes.get("inference", QUICK)
+    if inference["method"] == "vi":
         assert posterior["policy"] == changes.get("policy", "bcp")
-    assert posterior["description"]["family"] == asked.get("family", "laplace")
+    assert posterior["description"]["family"] == inference.get("family", "laplace")
     diagnostics = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
-    assert diagnostics["method"] == asked["method"]
-    if asked["method"] == "vi":
-        assert diagnostics["members"]["count"] == asked["members"]
+    assert diagnostics["method"] == inference["method"]
+    if inference["method"] == "vi":
+        assert diagnostics["members"]["count"] == inference["members"]
     assert diagnostics["kl_weight"] * diagnostics["inverse_temperature"] == pytest.approx(1)
     for name in ("kl_weight", "inverse_temperature"):
-        assert diagnostics[name] == pytest.approx(asked.get(name, diagnostics[name]))
+        assert diagnostics[name] == pytest.approx(inference.get(name, diagnostics[name]))
 
 
 def test_a_problem_learns_from_its_own_outcomes_in_its_own_order(client: TestClient) -> None:
@@ -189,7 +191,7 @@ def test_a_problem_learns_from_its_own_outcomes_in_its_own_order(client: TestCli
     assert decision["loaves"] < 10 < 900 < decision["croissants"]
 
 
-def test_learning_that_diverges_fails_the_job_with_a_remedy(client: TestClient) -> None:
+def test_diverging_training_fails_the_job_with_a_remedy(client: TestClient) -> None:
     before = counts()["posteriors"]
     predictor = {"kind": "mlp", "hidden": [8, 8, 8, 8, 8, 8, 8, 8]}
     inference = QUICK | {"learning_rate": 10, "epochs": 200, "patience": 200, "prior_scale": 1e-12}
@@ -214,9 +216,7 @@ def test_learning_that_diverges_fails_the_job_with_a_remedy(client: TestClient) 
     ],
     ids=lambda extreme: json.dumps(extreme),
 )
-def test_an_extreme_setting_that_is_accepted_ends_in_a_posterior_or_in_a_reason(
-    client: TestClient, extreme: Json
-) -> None:
+def test_an_extreme_setting_gives_a_posterior_or_an_error_message(client: TestClient, extreme: Json) -> None:
     job = learn(client, create_job(client, inference=QUICK | extreme)["id"])
     assert (job["state"], job["error"] is None) in {("succeeded", True), ("failed", False)}
 
@@ -229,14 +229,14 @@ def test_a_history_with_constant_columns_can_be_learned_from(client: TestClient)
     assert answer["prescriptions"][0]["status"] == "optimal"
 
 
-def test_a_history_that_one_decision_serves_perfectly_can_be_learned_from(client: TestClient) -> None:
+def test_a_history_with_one_perfect_decision_can_be_learned_from(client: TestClient) -> None:
     rows = [{"x": index, "croissants": 5, "loaves": 8} for index in range(30)]
     posterior = learned(client, dataset_id=create_dataset(client, rows=rows)["id"])
     answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": [{"x": 7}]}))
     assert set(answer["prescriptions"][0]["decision"]) == set(OUTCOMES)
 
 
-def test_a_cancelled_job_says_so_and_stays_so(client: TestClient) -> None:
+def test_a_cancelled_job_stays_cancelled(client: TestClient) -> None:
     job = create_job(client)
     answer = answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
     assert (answer["state"], answer["message"]) == ("cancelled", "cancelled")

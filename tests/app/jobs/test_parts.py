@@ -1,4 +1,4 @@
-"""Parts of a job: whose they are, and that what is joined is what the core would have learned."""
+"""Parts of a job: only the current attempt offers them, and joining them equals learning in one piece."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_cancelled_job_takes_no_parts(client: TestClient) -> None:
     assert parts.amounts(job_id).parts == 0
 
 
-def test_a_job_in_parts_learns_what_the_core_learns(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_in_parts_learns_the_same_as_the_core(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 20)
     inference = {"method": "vi", "members": 3, "epochs": 2, "particles": 20}
     job = create_job(client, inference=inference, seed=5)

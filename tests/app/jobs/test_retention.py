@@ -1,4 +1,4 @@
-"""What nobody asks for any more goes after its time, a little at a time, and its room is given back."""
+"""Retention: old data is deleted in small steps and its disk space is released."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.journey import CONTEXTS, Json, answered, create_job, learn, l
 OLD = timedelta(days=400)
 
 
-def ended(client: TestClient, age: timedelta) -> Json:
-    """A job that was cancelled so long ago, with a part, whose run has ended by the engine, too."""
+def end_job(client: TestClient, age: timedelta) -> Json:
+    """Create a job with one part that was cancelled `age` ago, in the engine too."""
     job = create_job(client)
     service.cancel("default", job["id"])
     with transaction() as session:
@@ -36,32 +36,34 @@ def ended(client: TestClient, age: timedelta) -> Json:
     return job
 
 
-def left(job: Json) -> tuple[bool, bool, bool]:
-    """Whether the log, the part and the run of a job are still there."""
+def remaining(job: Json) -> tuple[bool, bool, bool]:
+    """Return whether the job's log, part and run still exist."""
     with transaction() as session:
         log = session.scalar(sa.select(sa.func.count()).where(JobLogRow.job_id == job["id"]))
         part = session.get(JobPartRow, (job["id"], 0))
     return bool(log), part is not None, bool(queue.client().list_workflows(workflow_ids=[job["id"]]))
 
 
-def test_what_is_old_goes_and_what_is_not_stays(client: TestClient, settings: Callable[..., None]) -> None:
+def test_old_job_data_is_pruned_and_recent_data_stays(client: TestClient, settings: Callable[..., None]) -> None:
     settings(keep_log_days=90, keep_parts_days=90, keep_runs_days=90)
-    old, lately, waiting = ended(client, OLD), ended(client, timedelta(days=1)), create_job(client)
+    old, lately, waiting = end_job(client, OLD), end_job(client, timedelta(days=1)), create_job(client)
     retention.prune()
-    assert left(old) == (False, False, False)
-    assert left(lately) == (True, True, True)
-    assert left(waiting) == (True, False, True)
+    assert remaining(old) == (False, False, False)
+    assert remaining(lately) == (True, True, True)
+    assert remaining(waiting) == (True, False, True)
     assert answered(client.get(f"/v1/jobs/{old['id']}"))["state"] == "cancelled"
 
 
-def test_nothing_of_the_engine_is_left_of_a_run_that_is_gone(client: TestClient, settings: Callable[..., None]) -> None:
+def test_a_pruned_run_is_deleted_from_all_tables_of_the_engine(
+    client: TestClient, settings: Callable[..., None]
+) -> None:
     settings(keep_runs_days=90)
-    job = ended(client, OLD)
+    job = end_job(client, OLD)
     schema = None if get_engine().dialect.name == "sqlite" else "dbos"
     names = [name for name in sa.inspect(get_engine()).get_table_names(schema) if name != "dbos_migrations"]
 
     def mentions() -> set[str]:
-        """The engine's tables that have a row of the run."""
+        """Return the engine's tables that have a row of the run."""
         found = set()
         with get_engine().connect() as connection:
             for name in names:
@@ -76,14 +78,14 @@ def test_nothing_of_the_engine_is_left_of_a_run_that_is_gone(client: TestClient,
     assert mentions() == set()
 
 
-def test_zero_days_are_for_ever(client: TestClient, settings: Callable[..., None]) -> None:
+def test_zero_days_means_forever(client: TestClient, settings: Callable[..., None]) -> None:
     settings(keep_log_days=0, keep_parts_days=0, keep_runs_days=0)
-    old = ended(client, OLD)
+    old = end_job(client, OLD)
     retention.prune()
-    assert left(old) == (True, True, True)
+    assert remaining(old) == (True, True, True)
 
 
-def test_old_answers_and_jobs_that_were_never_made_go(client: TestClient) -> None:
+def test_old_idempotency_keys_and_unfinished_jobs_are_pruned(client: TestClient) -> None:
     job = create_job(client)
     with transaction() as session:
         for name in ("old", "new"):
@@ -101,7 +103,7 @@ def test_old_answers_and_jobs_that_were_never_made_go(client: TestClient) -> Non
         assert session.get(JobRow, job["id"]) is None
 
 
-def test_a_result_that_is_no_longer_kept_is_said_to_be_gone(
+def test_a_pruned_result_is_reported_as_gone(
     client: TestClient, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posterior = learned(client)
@@ -120,11 +122,11 @@ def test_a_result_that_is_no_longer_kept_is_said_to_be_gone(
     assert "BCO_KEEP_PARTS_DAYS" in response.json()["detail"]
 
 
-def test_sqlite_gives_its_room_back(client: TestClient, settings: Callable[..., None]) -> None:
+def test_pruning_shrinks_a_sqlite_file(client: TestClient, settings: Callable[..., None]) -> None:
     if get_engine().dialect.name != "sqlite":
         pytest.skip("PostgreSQL sees to that by itself")
     settings(keep_parts_days=1)
-    job = ended(client, OLD)
+    job = end_job(client, OLD)
     with transaction() as session:
         session.get_one(JobPartRow, (job["id"], 0)).data = bytes(20_000_000)
 
@@ -138,9 +140,9 @@ def test_sqlite_gives_its_room_back(client: TestClient, settings: Callable[..., 
     assert size() < before - 15_000_000
 
 
-def test_the_prune_command_says_what_it_has_removed(client: TestClient, settings: Callable[..., None]) -> None:
+def test_the_prune_command_lists_what_it_removed(client: TestClient, settings: Callable[..., None]) -> None:
     settings(keep_log_days=90)
-    ended(client, OLD)
+    end_job(client, OLD)
     result = CliRunner().invoke(cli.app, ["prune"])
     assert result.exit_code == 0, result.output
     assert "2 log lines" in result.output

@@ -1,4 +1,4 @@
-"""How the service stands, for who reads: its version, its workers, and what waits."""
+"""GET /v1/status: version, workers, jobs and queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.keys import service as keys
 from tests.support.journey import answered, create_job, learn
 
 
-def test_it_tells_the_version_and_whether_the_log_is_on(client: TestClient, settings: Callable[..., None]) -> None:
+def test_status_has_the_version_and_the_state_of_the_log(client: TestClient, settings: Callable[..., None]) -> None:
     status = answered(client.get("/v1/status"))
     assert status["version"] == version("bco-service")
     assert status["log_prescriptions"] is True
@@ -25,7 +25,7 @@ def test_it_tells_the_version_and_whether_the_log_is_on(client: TestClient, sett
     assert answered(client.get("/v1/status"))["log_prescriptions"] is False
 
 
-def test_jobs_are_counted_in_the_workspace_and_the_queue_over_all(client: TestClient) -> None:
+def test_status_counts_jobs_of_the_workspace_and_the_whole_queue(client: TestClient) -> None:
     before = answered(client.get("/v1/status"))
     waiting, running, elsewhere = (create_job(client)["id"] for _ in range(3))
     with transaction() as session:
@@ -42,7 +42,7 @@ def test_jobs_are_counted_in_the_workspace_and_the_queue_over_all(client: TestCl
     assert (after["jobs_queued"], after["jobs_running"]) == (before["jobs_queued"], before["jobs_running"])
 
 
-def test_only_workers_that_live_are_counted_and_the_others_are_left_to_workers(client: TestClient) -> None:
+def test_status_counts_live_workers_and_keeps_dead_ones(client: TestClient) -> None:
     before = answered(client.get("/v1/status"))["workers"]
     born = heartbeat._born(os.getpid())
     with transaction() as session:
@@ -56,7 +56,7 @@ def test_only_workers_that_live_are_counted_and_the_others_are_left_to_workers(c
 
 
 @pytest.mark.parametrize("scope", ["read", "train"])
-def test_it_needs_the_scope_read(client: TestClient, scope: str) -> None:
+def test_status_needs_the_read_scope(client: TestClient, scope: str) -> None:
     _, key = keys.create("a reader", "default", [scope], None)
     client.app.state.lookups._entries.clear()  # type: ignore[attr-defined]
     answer = client.get("/v1/status", headers={"Authorization": f"Bearer {key}"})

@@ -1,4 +1,4 @@
-"""The door over time: keys that are guessed, keys that end, and a database that goes away."""
+"""Throttling of wrong keys, revoked keys, and readiness without a database."""
 
 from __future__ import annotations
 
@@ -26,11 +26,6 @@ from tests.support.journey import answered, create_problem
 from tests.support.polling import crowding, within
 
 
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
-
-
 @pytest.fixture
 def make_key(client: TestClient) -> Iterator[Callable[[], dict[str, str]]]:
     yield lambda: {"Authorization": f"Bearer {keys.create('test', 'default', list(keys.SCOPES), None)[1]}"}
@@ -47,7 +42,7 @@ def seconds_of(client: TestClient, headers: dict[str, str], status: int) -> floa
     return time.perf_counter() - began
 
 
-def test_wrong_keys_are_slowed_down_and_right_ones_are_not(
+def test_wrong_keys_are_throttled_and_valid_ones_are_not(
     client: TestClient, make_key: Callable[[], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(security, "WRONG_KEYS_PER_SECOND", 0.001)
@@ -66,7 +61,7 @@ def test_a_few_wrong_keys_are_answered_at_once() -> None:
     assert wrong.wait("b") == 0.0
 
 
-def test_addresses_of_wrong_keys_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_throttled_addresses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "_CACHED_KEYS", 10)
     wrong = security.WrongKeys()
     for number in range(1000):
@@ -74,10 +69,10 @@ def test_addresses_of_wrong_keys_are_not_kept_without_end(monkeypatch: pytest.Mo
     assert len(wrong._buckets) == 10
 
 
-# keys that end
+# revoked keys
 
 
-def test_what_is_followed_with_a_key_ends_with_the_key(
+def test_an_event_stream_ends_when_its_key_is_revoked(
     client: TestClient, make_key: Callable[[], dict[str, str]]
 ) -> None:
     key, other = make_key(), make_key()
@@ -85,25 +80,25 @@ def test_what_is_followed_with_a_key_ends_with_the_key(
     dataset = _dataset(client, key)
     body = {"problem_id": problem["id"], "dataset_id": dataset}
     job = answered(client.post("/v1/jobs", json=body, headers=key), 202)["id"]
-    heard: list[str] = []
+    received: list[str] = []
 
     def follow(headers: dict[str, str]) -> None:
-        heard.append(client.get(f"/v1/jobs/{job}/events", headers=headers).text)
+        received.append(client.get(f"/v1/jobs/{job}/events", headers=headers).text)
 
-    stories = [threading.Thread(target=follow, args=(headers,)) for headers in (key, other)]
-    for story in stories:
-        story.start()
+    streams = [threading.Thread(target=follow, args=(headers,)) for headers in (key, other)]
+    for stream in streams:
+        stream.start()
     time.sleep(1.0)
     try:
-        assert all(story.is_alive() for story in stories)
+        assert all(stream.is_alive() for stream in streams)
         keys.revoke("key_" + key["Authorization"].split("_")[1])
-        within("the story ends with its key", lambda: not stories[0].is_alive(), 5)
-        assert stories[1].is_alive()
-        assert "queued" in heard[0]
+        within("the stream ends with its key", lambda: not streams[0].is_alive(), 5)
+        assert streams[1].is_alive()
+        assert "queued" in received[0]
     finally:
         client.post(f"/v1/jobs/{job}/cancel", headers=other)
-        for story in stories:
-            story.join(30)
+        for stream in streams:
+            stream.join(30)
 
 
 def _dataset(client: TestClient, headers: dict[str, str]) -> str:
@@ -117,7 +112,7 @@ def _dataset(client: TestClient, headers: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("sign", ["\x07", "\x1b[31m", "\u202e", "\u2066", "\u200f", "\n", "\x85"])
-def test_a_name_shows_what_it_is(client: TestClient, sign: str) -> None:
+def test_names_with_control_characters_are_refused(client: TestClient, sign: str) -> None:
     answer = client.post("/v1/problems", json=example_problem() | {"name": f"in{sign}voice"})
     assert answer.status_code == 422
     assert "control or bidirectional character" in answer.json()["detail"]
@@ -130,28 +125,28 @@ def test_a_name_shows_what_it_is(client: TestClient, sign: str) -> None:
 
 
 @pytest.fixture
-def on_file(tmp_path: Path) -> Iterator[Path]:
+def sqlite_file(tmp_path: Path) -> Iterator[Path]:
     with service_on(f"sqlite:///{tmp_path / 'bco.db'}"):
         migrate(get_settings().sqlalchemy_url)
         yield tmp_path / "bco.db"
 
 
 @pytest.mark.slow
-def test_a_database_file_that_is_gone_shows_until_it_is_back(on_file: Path) -> None:
+def test_a_missing_database_file_makes_the_service_unready(sqlite_file: Path) -> None:
     with TestClient(create_app(), raise_server_exceptions=False) as client:
         create_problem(client)
         assert client.get("/readyz").status_code == 200
-        away = on_file.with_name("away.db")
-        os.rename(on_file, away)
+        away = sqlite_file.with_name("away.db")
+        os.rename(sqlite_file, away)
         for _ in range(3):
             client.get("/v1/problems")
             assert client.get("/readyz").status_code == 503
-        os.rename(away, on_file)
+        os.rename(away, sqlite_file)
         assert client.get("/readyz").status_code == 200
         assert len(answered(client.get("/v1/problems"))["items"]) == 1
 
 
-def test_a_disk_that_is_full_shows_before_anything_is_lost(on_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_makes_the_service_unready(sqlite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.http import health
 
     with TestClient(create_app()) as client:
@@ -160,13 +155,13 @@ def test_a_disk_that_is_full_shows_before_anything_is_lost(on_file: Path, monkey
         assert client.get("/readyz").status_code == 503
 
 
-def test_damaged_data_is_called_so(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_data_is_reported_as_damaged(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.problems import service
 
-    def damaged(*_: object) -> None:
+    def raise_corrupt(*_: object) -> None:
         raise CorruptBlob("stored data does not match its checksum; restore the database from a backup")
 
-    monkeypatch.setattr(service, "get", damaged)
+    monkeypatch.setattr(service, "get", raise_corrupt)
     answer = client.get("/v1/problems/prob_01JCXV7Q0GZ3M5W8K2T4N6P9RS")
     assert (answer.status_code, answer.json()["type"]) == (500, "urn:bco:error:damaged-data")
     assert "restore the database from a backup" in answer.json()["detail"]

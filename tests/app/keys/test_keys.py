@@ -1,4 +1,4 @@
-"""The door: who gets in, what they may do, and that they see their own workspace alone."""
+"""Authentication and authorisation: API keys, scopes, workspaces and rate limits."""
 
 from __future__ import annotations
 
@@ -40,14 +40,9 @@ METHODS = ("get", "post", "put", "patch", "delete")
 NOWHERE = "01JCXV7Q0GZ3M5W8K2T4N6P9RS"
 
 
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
-
-
 @pytest.fixture
 def make_key(client: TestClient) -> Iterator[Callable[..., str]]:
-    """Makes keys that are gone after the test, so that others may go on without."""
+    """Create keys and delete them after the test, so that other tests need none."""
 
     def make(workspace: str = "default", scopes: str = "read,train,admin", days: float | None = None) -> str:
         return keys.create("test", workspace, scopes.split(","), days)[1]
@@ -75,14 +70,14 @@ def operations(client: TestClient) -> list[tuple[str, str, Json]]:
     ]
 
 
-# who gets in
+# authentication
 
 
-def test_this_machine_needs_no_key_as_long_as_there_is_none(client: TestClient) -> None:
+def test_local_calls_need_no_key_while_none_exists(client: TestClient) -> None:
     assert status(client) == 200
 
 
-def test_from_the_first_key_on_everybody_needs_one(client: TestClient, make_key: Callable[..., str]) -> None:
+def test_once_a_key_exists_every_call_needs_one(client: TestClient, make_key: Callable[..., str]) -> None:
     key = make_key()
     refused = client.get("/v1/problems")
     assert refused.status_code == 401
@@ -92,7 +87,7 @@ def test_from_the_first_key_on_everybody_needs_one(client: TestClient, make_key:
     assert status(client, key) == 200
 
 
-def test_after_the_last_key_is_gone_a_key_is_needed_unless_the_operator_says_so(
+def test_without_active_keys_access_needs_allow_anonymous(
     client: TestClient, make_key: Callable[..., str], settings: Callable[..., None]
 ) -> None:
     key = make_key()
@@ -108,7 +103,7 @@ def test_after_the_last_key_is_gone_a_key_is_needed_unless_the_operator_says_so(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "bco.internal"])  # noqa: S104
-def test_a_service_that_listens_beyond_this_machine_needs_a_key(
+def test_a_service_on_a_public_host_needs_a_key(
     client: TestClient, settings: Callable[..., None], host: str, make_key: Callable[..., str]
 ) -> None:
     settings(host=host)
@@ -117,14 +112,12 @@ def test_a_service_that_listens_beyond_this_machine_needs_a_key(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_a_service_for_this_machine_alone_needs_none(
-    client: TestClient, settings: Callable[..., None], host: str
-) -> None:
+def test_a_service_on_localhost_needs_no_key(client: TestClient, settings: Callable[..., None], host: str) -> None:
     settings(host=host)
     assert status(client) == 200
 
 
-def test_the_docs_page_and_health_are_open_and_name_no_objects(
+def test_docs_and_health_checks_need_no_key_and_name_no_objects(
     client: TestClient, make_key: Callable[..., str]
 ) -> None:
     problem = create_problem(client)
@@ -135,19 +128,19 @@ def test_the_docs_page_and_health_are_open_and_name_no_objects(
     assert problem["id"] not in client.get("/openapi.json").text
 
 
-def test_every_other_address_is_guarded_whether_it_exists_or_not(
+def test_every_other_path_needs_a_key_whether_it_exists_or_not(
     client: TestClient, make_key: Callable[..., str]
 ) -> None:
     make_key()
     addresses = [(method, path.replace("{", "").replace("}", "")) for method, path, _ in operations(client)]
     addresses += [("GET", "/metrics"), ("GET", "/v1/nothing"), ("GET", "//v1/problems"), ("GET", "/admin")]
-    closed = [found for found in addresses if found[1] not in ("/livez", "/readyz")]
-    assert len(closed) >= 20
-    for method, path in closed:
+    guarded = [found for found in addresses if found[1] not in ("/livez", "/readyz")]
+    assert len(guarded) >= 20
+    for method, path in guarded:
         assert client.request(method, path).status_code == 401, path
 
 
-def test_a_body_is_not_read_from_who_may_not_come_in(client: TestClient, make_key: Callable[..., str]) -> None:
+def test_a_body_without_a_key_is_not_read(client: TestClient, make_key: Callable[..., str]) -> None:
     make_key()
     read = []
 
@@ -174,7 +167,7 @@ def test_a_body_is_not_read_from_who_may_not_come_in(client: TestClient, make_ke
     assert read == []
 
 
-def changed(key: str, place: int) -> str:
+def replace_character(key: str, place: int) -> str:
     return key[:place] + ("A" if key[place] != "A" else "B") + key[place + 1 :]
 
 
@@ -183,8 +176,8 @@ BAD_HEADERS: dict[str, Callable[[str], str]] = {
     "no scheme": lambda key: key,
     "another scheme": lambda key: f"Basic {key}",
     "no key": lambda key: "Bearer ",
-    "another secret": lambda key: f"Bearer {changed(key, -1)}",
-    "another id": lambda key: f"Bearer {changed(key, 12)}",
+    "another secret": lambda key: f"Bearer {replace_character(key, -1)}",
+    "another id": lambda key: f"Bearer {replace_character(key, 12)}",
     "no secret": lambda key: f"Bearer {key[:30]}",
     "half of it": lambda key: f"Bearer {key[:-10]}",
     "more than it": lambda key: f"Bearer {key}A",
@@ -196,7 +189,7 @@ BAD_HEADERS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("header", BAD_HEADERS.values(), ids=BAD_HEADERS.keys())
-def test_what_is_not_a_key_is_refused_and_not_repeated(
+def test_an_invalid_key_is_refused_and_not_echoed(
     client: TestClient, make_key: Callable[..., str], header: Callable[[str], str]
 ) -> None:
     sent = header(make_key())
@@ -205,13 +198,13 @@ def test_what_is_not_a_key_is_refused_and_not_repeated(
     assert not sent.strip() or sent not in answer.text
 
 
-def test_the_scheme_may_be_written_as_one_likes(client: TestClient, make_key: Callable[..., str]) -> None:
+def test_the_scheme_is_case_insensitive(client: TestClient, make_key: Callable[..., str]) -> None:
     key = make_key()
     for scheme in ("Bearer", "bearer", "BEARER"):
         assert client.get("/v1/problems", headers={"Authorization": f"{scheme}  {key} "}).status_code == 200
 
 
-# what a browser on this machine is made to send by others
+# cross-site requests from a browser on this machine
 
 FOREIGN: list[dict[str, str]] = [
     {"Origin": "https://evil.example"},
@@ -230,7 +223,7 @@ FOREIGN: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_without_a_key_pages_of_other_sites_cannot_use_the_service(
+def test_without_a_key_cross_site_requests_are_refused(
     client: TestClient, headers: dict[str, str], make_key: Callable[..., str]
 ) -> None:
     answer = client.get("/v1/problems", headers=headers)
@@ -248,14 +241,14 @@ def test_without_a_key_pages_of_other_sites_cannot_use_the_service(
         {"Host": "LOCALHOST"},
     ],
 )
-def test_pages_of_this_machine_can(client: TestClient, headers: dict[str, str]) -> None:
+def test_local_pages_can_use_the_service(client: TestClient, headers: dict[str, str]) -> None:
     assert client.get("/v1/problems", headers=headers).status_code == 200
 
 
-# what is kept
+# storage and cache
 
 
-def test_a_key_is_kept_as_its_hash_alone(client: TestClient, make_key: Callable[..., str]) -> None:
+def test_only_the_hash_of_a_key_is_stored(client: TestClient, make_key: Callable[..., str]) -> None:
     key = make_key()
     with transaction() as session:
         row = session.scalars(sa.select(KeyRow)).one()
@@ -266,45 +259,43 @@ def test_a_key_is_kept_as_its_hash_alone(client: TestClient, make_key: Callable[
     assert row.sha256 == keys._hash(key)
 
 
-def test_keys_are_remembered_for_a_moment_and_then_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_cached_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "CACHE_SECONDS", 0.3)
     looked = threading.Semaphore(0)
 
-    async def ask() -> int:
-        remembered, count = security.LookupCache(), 0
+    async def count_lookups() -> int:
+        cache, count = security.LookupCache(), 0
 
-        def look() -> bool:
+        def look_up() -> bool:
             nonlocal count
             count += 1
             looked.release()
             return True
 
         for _ in range(5):
-            await remembered.get("key", look)
+            await cache.get("key", look_up)
         assert count == 1
         with anyio.fail_after(30):
             while count == 1:
                 await anyio.sleep(0.05)
-                await remembered.get("key", look)
+                await cache.get("key", look_up)
         return count
 
-    assert anyio.run(ask) == 2
+    assert anyio.run(count_lookups) == 2
 
 
-def test_a_refusal_is_not_remembered() -> None:
-    async def ask() -> list[Any]:
-        remembered, answers = security.LookupCache(), iter([None, "known"])
-        return [await remembered.get("key", lambda: next(answers)) for _ in range(2)]
+def test_a_refused_key_is_not_cached() -> None:
+    async def look_up_twice() -> list[Any]:
+        cache, answers = security.LookupCache(), iter([None, "known"])
+        return [await cache.get("key", lambda: next(answers)) for _ in range(2)]
 
-    assert anyio.run(ask) == [None, "known"]
-
-
-# what they may do
+    assert anyio.run(look_up_twice) == [None, "known"]
 
 
-def test_every_operation_says_which_scope_it_needs_and_a_key_without_it_is_refused(
-    client: TestClient, make_key: Callable[..., str]
-) -> None:
+# scopes
+
+
+def test_every_operation_documents_its_scope_and_enforces_it(client: TestClient, make_key: Callable[..., str]) -> None:
     held = {scope: bearer(make_key(scopes=scope)) for scope in keys.SCOPES}
     seen = set()
     for method, path, operation in operations(client):
@@ -327,12 +318,12 @@ def test_every_operation_says_which_scope_it_needs_and_a_key_without_it_is_refus
     assert seen == set(keys.SCOPES)
 
 
-# whose objects they see
+# workspaces
 
 
 @dataclass
-class Two:
-    """Two workspaces with a posterior each, learned by the same steps."""
+class TwoWorkspaces:
+    """Two workspaces, each with a posterior created in the same way."""
 
     ours: TestClient
     theirs: TestClient
@@ -341,17 +332,22 @@ class Two:
 
 
 @pytest.fixture
-def two(client: TestClient, make_key: Callable[..., str]) -> Iterator[Two]:
+def two(client: TestClient, make_key: Callable[..., str]) -> Iterator[TwoWorkspaces]:
     app = create_app()
     with (
         TestClient(app, headers=bearer(make_key("bakery-north")), raise_server_exceptions=False) as ours,
         TestClient(app, headers=bearer(make_key("bakery-south")), raise_server_exceptions=False) as theirs,
     ):
-        yield Two(ours, theirs, asked(ours, learned(ours)), asked(theirs, learned(theirs)))
+        yield TwoWorkspaces(
+            ours,
+            theirs,
+            add_prescription_and_webhook(ours, learned(ours)),
+            add_prescription_and_webhook(theirs, learned(theirs)),
+        )
 
 
-def asked(client: TestClient, posterior: Json) -> Json:
-    """The posterior, with an answer of its own in the log, and a webhook."""
+def add_prescription_and_webhook(client: TestClient, posterior: Json) -> Json:
+    """Add a logged prescription and a webhook, and return the posterior with their ids."""
     body = {"contexts": CONTEXTS[:1]}
     answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     with transaction() as session:
@@ -369,14 +365,14 @@ def ids_of(posterior: Json) -> dict[str, str]:
     }
 
 
-def test_a_workspace_lists_its_own_objects_alone(two: Two) -> None:
+def test_a_workspace_lists_only_its_own_objects(two: TwoWorkspaces) -> None:
     for kind in ("problem", "dataset", "job", "posterior"):
         listed = answered(two.ours.get(f"/v1/{kind}s"))["items"]
         assert [item["id"] for item in listed] == [ids_of(two.mine)[f"{kind}_id"]]
 
 
 def body_for(path: str, mine: Json) -> Json:
-    """A request that is good but for whose object it is about."""
+    """Return a valid body for a path."""
     if path.endswith("/prescribe"):
         return {"json": {"contexts": CONTEXTS[:1]}}
     if path.endswith("/evaluate"):
@@ -392,13 +388,13 @@ def body_for(path: str, mine: Json) -> Json:
     return {}
 
 
-def test_what_belongs_to_others_is_answered_as_what_does_not_exist(two: Two) -> None:
-    """Every address with an id, whoever added it: the same answer as for an id that nobody has."""
+def test_objects_of_other_workspaces_look_like_missing_ones(two: TwoWorkspaces) -> None:
+    """Every path with an id gives the same answer as for an unknown id."""
     checked = 0
     target = {"posterior_id": two.other["id"]}
     answered(two.theirs.put(f"/v1/aliases/{ids_of(two.other)['name']}", json=target))
     for method, path, _ in operations(two.ours):
-        # Names of aliases are everybody's own; tests of aliases have the rest.
+        # Each workspace has its own alias names; the tests of aliases cover PUT.
         if "{" not in path or method == "PUT":
             continue
         theirs = re.sub(r"{(\w+)}", lambda found: ids_of(two.other)[found[1]], path)
@@ -412,7 +408,7 @@ def test_what_belongs_to_others_is_answered_as_what_does_not_exist(two: Two) -> 
     assert prescribe(two.theirs, two.other["id"])["digest"] == two.other["digest"]
 
 
-def test_a_job_cannot_use_what_belongs_to_others(two: Two) -> None:
+def test_a_job_cannot_use_objects_of_other_workspaces(two: TwoWorkspaces) -> None:
     quick = {"predictor": {"kind": "linear"}, "inference": QUICK}
     for field in ("problem_id", "dataset_id"):
         body = quick | {name: two.mine[name] for name in ("problem_id", "dataset_id")} | {field: two.other[field]}
@@ -423,7 +419,7 @@ def test_a_job_cannot_use_what_belongs_to_others(two: Two) -> None:
         assert answer.json()["errors"][0]["pointer"] == f"#/{field}"
 
 
-def test_a_batch_cannot_use_the_data_set_of_others(two: Two) -> None:
+def test_a_batch_cannot_use_a_data_set_of_another_workspace(two: TwoWorkspaces) -> None:
     path = f"/v1/posteriors/{two.mine['id']}/batch-prescriptions"
     answer = two.ours.post(path, json={"dataset_id": two.other["dataset_id"]})
     missing = two.ours.post(path, json={"dataset_id": two.other["dataset_id"][:5] + NOWHERE})
@@ -432,7 +428,7 @@ def test_a_batch_cannot_use_the_data_set_of_others(two: Two) -> None:
     assert two.ours.post(path, json={"dataset_id": two.mine["dataset_id"]}).status_code == 202
 
 
-def test_objects_made_without_a_key_are_the_default_workspaces(
+def test_objects_created_without_a_key_belong_to_the_default_workspace(
     client: TestClient, make_key: Callable[..., str]
 ) -> None:
     problem = create_problem(client)
@@ -442,7 +438,7 @@ def test_objects_made_without_a_key_are_the_default_workspaces(
     assert client.get(address, headers=bearer(others)).status_code == 404
 
 
-def test_a_posterior_belongs_where_its_job_does(two: Two) -> None:
+def test_a_posterior_belongs_to_the_workspace_of_its_job(two: TwoWorkspaces) -> None:
     ids = {name: two.mine[name] for name in ("problem_id", "dataset_id")}
     job = answered(two.ours.post("/v1/jobs", json=ids | {"predictor": {"kind": "linear"}, "inference": QUICK}), 202)
     waiting = f"/v1/posteriors/{job['posterior_id']}"
@@ -453,10 +449,10 @@ def test_a_posterior_belongs_where_its_job_does(two: Two) -> None:
         assert session.get_one(PosteriorRow, job["posterior_id"]).workspace == "bakery-north"
 
 
-# how often
+# rate limits
 
 
-def test_a_key_may_call_so_often_and_no_more(
+def test_calls_of_a_key_are_rate_limited(
     client: TestClient, make_key: Callable[..., str], settings: Callable[..., None]
 ) -> None:
     settings(requests_per_second=1)
@@ -473,7 +469,7 @@ def test_a_key_may_call_so_often_and_no_more(
         assert status(fresh, calm) == 200
 
 
-def test_a_bucket_lets_a_burst_through_and_then_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_bucket_allows_a_burst_and_then_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(security, "monotonic", lambda: clock[0])
     bucket = security.TokenBucket(10)
@@ -487,16 +483,18 @@ def test_a_bucket_lets_a_burst_through_and_then_its_rate(monkeypatch: pytest.Mon
     assert [bucket.take() > 0 for _ in range(21)] == [False] * 20 + [True]
 
 
-def test_no_limit_means_none(client: TestClient, make_key: Callable[..., str], settings: Callable[..., None]) -> None:
+def test_a_rate_of_zero_means_no_limit(
+    client: TestClient, make_key: Callable[..., str], settings: Callable[..., None]
+) -> None:
     settings(requests_per_second=0)
     key = make_key()
     assert {status(client, key) for _ in range(20)} == {200}
 
 
-# when the database is away
+# database outage
 
 
-def test_without_its_database_the_door_stays_shut_with_a_clear_answer() -> None:
+def test_without_its_database_every_key_is_refused() -> None:
     from tests.support.in_process import service_on
 
     with service_on("postgresql://nobody@/nowhere?host=/nonexistent"):
@@ -547,7 +545,7 @@ def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(client: TestC
         (("revoke", "key_nowhere"), "bco keys list"),
     ],
 )
-def test_a_wrong_argument_is_explained_and_makes_nothing(
+def test_an_invalid_argument_is_explained_and_creates_no_key(
     bco: Callable[..., Any], arguments: tuple[str, ...], words: str
 ) -> None:
     result = bco(*arguments)
@@ -557,11 +555,11 @@ def test_a_wrong_argument_is_explained_and_makes_nothing(
     assert keys.listing() == []
 
 
-def test_an_empty_list_says_what_that_means(bco: Callable[..., Any]) -> None:
+def test_an_empty_list_explains_that_no_key_is_needed(bco: Callable[..., Any]) -> None:
     assert "need none" in bco("list").stdout
 
 
-def test_before_the_database_is_migrated_the_command_says_what_to_do(
+def test_without_a_migrated_database_the_command_suggests_migrate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, database_url: str
 ) -> None:
     monkeypatch.setenv("BCO_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.db'}")
@@ -573,7 +571,7 @@ def test_before_the_database_is_migrated_the_command_says_what_to_do(
     assert "bco migrate" in result.output
 
 
-def test_the_dataset_of_another_workspace_cannot_be_deleted_under_it(two: Two) -> None:
+def test_a_data_set_of_another_workspace_cannot_be_deleted(two: TwoWorkspaces) -> None:
     made = create_dataset(two.theirs)
     assert two.ours.delete(f"/v1/datasets/{made['id']}").status_code == 404
     assert two.theirs.get(f"/v1/datasets/{made['id']}").status_code == 200

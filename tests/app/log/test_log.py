@@ -1,4 +1,4 @@
-"""The log of prescriptions: every answer is found again as it was sent, and nothing has an id that is not kept."""
+"""Prescription log: each answer with an id is stored exactly as sent."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def posterior(client: TestClient) -> Json:
 
 
 @pytest.fixture(autouse=True)
-def _unhurried(settings: Settings) -> None:
-    """The tests of the rate set their own."""
+def _high_log_rate(settings: Settings) -> None:
+    """Keep the log rate out of the way; tests of the rate set their own."""
     settings(log_rate=100_000)
 
 
-def ask(client: TestClient, posterior: Json, **changes: Any) -> bytes:
+def prescribe_content(client: TestClient, posterior: Json, **changes: Any) -> bytes:
     body = {"contexts": CONTEXTS[:1]} | changes
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
     assert response.status_code == 200, response.text
@@ -55,23 +55,23 @@ def id_of(content: bytes) -> str:
     return identifier
 
 
-def written(client: TestClient) -> None:
+def flush_log(client: TestClient) -> None:
     assert client.app.state.log.flush(10)  # type: ignore[attr-defined]
 
 
-def counted(result: str) -> float:
+def logged_count(result: str) -> float:
     return metrics.LOGGED.labels(result)._value.get()
 
 
-def times(client: TestClient, path: str, **query: Any) -> list[str]:
+def list_ids(client: TestClient, path: str, **query: Any) -> list[str]:
     return [one["id"] for one in answered(client.get(path, params=query))["items"]]
 
 
-# what is kept
+# stored answers
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.api+json"])
-def test_an_answer_is_found_again_byte_for_byte_by_either_path(client: TestClient, posterior: Json, kind: str) -> None:
+def test_both_paths_store_an_answer_byte_for_byte(client: TestClient, posterior: Json, kind: str) -> None:
     body = {"contexts": CONTEXTS[:3], "scenarios": 30, "policy": "averaged"}
     address = f"/v1/posteriors/{posterior['id']}/prescribe"
     content = client.post(address, content=orjson.dumps(body), headers={"content-type": kind}).content
@@ -87,70 +87,70 @@ def test_an_answer_is_found_again_byte_for_byte_by_either_path(client: TestClien
     assert abs(datetime.fromisoformat(found["created_at"]) - datetime.now(UTC)) < timedelta(minutes=1)
 
 
-def test_the_id_comes_first_and_the_rest_does_not_depend_on_it(
-    client: TestClient, posterior: Json, settings: Settings
-) -> None:
-    content = ask(client, posterior)
+def test_the_id_comes_first_and_changes_nothing_else(client: TestClient, posterior: Json, settings: Settings) -> None:
+    content = prescribe_content(client, posterior)
     settings(log_prescriptions=False)
-    off = ask(client, posterior)
+    off = prescribe_content(client, posterior)
     assert off.startswith(b'{"id":null,"posterior_id":')
     assert without_id(off) == without_id(content) == b"{" + content.partition(b",")[2]
 
 
-def test_a_refused_call_leaves_nothing(client: TestClient, posterior: Json) -> None:
-    written(client)
-    before = len(times(client, "/v1/prescriptions", posterior_id=posterior["id"], limit=200))
+def test_a_refused_call_is_not_logged(client: TestClient, posterior: Json) -> None:
+    flush_log(client)
+    before = len(list_ids(client, "/v1/prescriptions", posterior_id=posterior["id"], limit=200))
     bad = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": [{"weekday": "SAT"}]})
     assert bad.status_code == 422
-    written(client)
-    assert len(times(client, "/v1/prescriptions", posterior_id=posterior["id"], limit=200)) == before
+    flush_log(client)
+    assert len(list_ids(client, "/v1/prescriptions", posterior_id=posterior["id"], limit=200)) == before
 
 
-def test_above_the_rate_some_are_kept_and_only_those_have_an_id(
+def test_above_the_rate_calls_are_sampled_and_only_those_have_an_id(
     client: TestClient, posterior: Json, settings: Settings
 ) -> None:
     settings(log_rate=3)
-    before = counted("sampled")
-    answers = [id_of(ask(client, posterior)) for _ in range(40)]
+    before = logged_count("sampled")
+    answers = [id_of(prescribe_content(client, posterior)) for _ in range(40)]
     kept = [one for one in answers if one]
-    # Twice the rate at once, and what comes while they are answered.
+    # A burst of twice the rate, plus the refill while they are answered.
     assert 6 <= len(kept) < 40
-    assert counted("sampled") - before == 40 - len(kept)
+    assert logged_count("sampled") - before == 40 - len(kept)
     assert all(client.get(f"/v1/prescriptions/{one}").status_code == 200 for one in kept)
 
 
-def test_a_large_call_counts_as_several_and_too_large_a_one_is_not_kept(
+def test_a_large_call_counts_as_several_and_a_huge_one_is_not_stored(
     client: TestClient, posterior: Json, settings: Settings
 ) -> None:
     settings(log_rate=3)
-    large = ask(client, posterior, contexts=CONTEXTS * 3)
+    large = prescribe_content(client, posterior, contexts=CONTEXTS * 3)
     assert len(large) > 2 * writer.PIECE_BYTES
-    # It counts as more than three of the six that there are at first.
-    assert [id_of(one) is None for one in (large, *(ask(client, posterior) for _ in range(3)))].count(True) >= 1
+    # It uses more than three of the first six tokens.
+    assert [id_of(one) is None for one in (large, *(prescribe_content(client, posterior) for _ in range(3)))].count(
+        True
+    ) >= 1
     settings(log_rate=100_000, log_max_kb=1)
-    before = counted("large")
-    assert id_of(ask(client, posterior, contexts=CONTEXTS)) is None
-    assert counted("large") == before + 1
+    before = logged_count("large")
+    assert id_of(prescribe_content(client, posterior, contexts=CONTEXTS)) is None
+    assert logged_count("large") == before + 1
 
 
-def test_a_large_request_with_a_small_answer_is_not_kept(
+def test_a_large_request_with_a_small_answer_is_not_stored(
     client: TestClient, posterior: Json, settings: Settings
 ) -> None:
     settings(log_max_kb=20)
     odd = CONTEXTS[0] | {"weekday": "x" * 30_000}
-    assert id_of(ask(client, posterior, contexts=[CONTEXTS[0], odd])) is None
+    assert id_of(prescribe_content(client, posterior, contexts=[CONTEXTS[0], odd])) is None
 
-    def streamed() -> Iterator[bytes]:
+    def stream_body() -> Iterator[bytes]:
         yield orjson.dumps({"contexts": [CONTEXTS[0], odd]})
 
     address = f"/v1/posteriors/{posterior['id']}/prescribe"
-    response = client.post(address, content=streamed(), headers={"content-type": "application/json"})
+    response = client.post(address, content=stream_body(), headers={"content-type": "application/json"})
     assert "content-length" not in response.request.headers
     assert id_of(response.content) is None
 
 
 @pytest.mark.parametrize("odd", [r'"\ud800"', "123456789012345678901234567890"])
-def test_what_json_can_hold_and_most_writers_cannot_is_kept(client: TestClient, posterior: Json, odd: str) -> None:
+def test_lone_surrogates_and_huge_integers_are_stored(client: TestClient, posterior: Json, odd: str) -> None:
     usual = orjson.dumps(CONTEXTS[0]).decode()
     strange = orjson.dumps(CONTEXTS[0] | {"weekday": "ODD"}).decode().replace('"ODD"', odd)
     content = f'{{"contexts": [{usual}, {strange}]}}'.encode()
@@ -163,15 +163,15 @@ def test_what_json_can_hold_and_most_writers_cannot_is_kept(client: TestClient, 
 
 
 @pytest.mark.slow
-def test_a_thousand_calls_at_once_have_a_thousand_ids_that_are_all_kept(
+def test_a_thousand_concurrent_calls_are_stored_with_unique_ids(
     client: TestClient, posterior: Json, settings: Settings
 ) -> None:
     settings(max_prescriptions=2_000, max_workspace_prescriptions=0)
     with ThreadPoolExecutor(16) as threads:
-        ids = list(threads.map(lambda _: id_of(ask(client, posterior)), range(1_000)))
+        ids = list(threads.map(lambda _: id_of(prescribe_content(client, posterior)), range(1_000)))
     assert None not in ids
     assert len(set(ids)) == 1_000
-    written(client)
+    flush_log(client)
     with transaction() as session:
         found = set(session.scalars(sa.select(PrescriptionRow.id).where(PrescriptionRow.id >= min(ids))))
     assert set(ids) <= found
@@ -181,7 +181,7 @@ def test_a_thousand_calls_at_once_have_a_thousand_ids_that_are_all_kept(
 
 
 class Http:
-    """As much of a request as the writer looks at."""
+    """Request with the fields that the writer reads."""
 
     def __init__(self, caller: Caller = LOCAL) -> None:
         self.scope = {"caller": caller, "headers": [(b"content-length", b"10")]}
@@ -201,7 +201,7 @@ def keep(log: writer.Writer) -> str | None:
     return orjson.loads(log.keep("prescribe", Http(), LoggedRequest(), ANSWER))["id"]  # type: ignore[arg-type,no-any-return]
 
 
-def test_an_outage_is_waited_for_and_a_full_queue_gives_no_ids(
+def test_the_writer_waits_for_the_database_and_a_full_queue_gives_no_ids(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = writer.Writer()
@@ -209,17 +209,17 @@ def test_an_outage_is_waited_for_and_a_full_queue_gives_no_ids(
     out.set()
     real = engine.get_engine()
 
-    def sometimes() -> sa.Engine:
+    def engine_or_outage() -> sa.Engine:
         if out.is_set():
             raise sa.exc.OperationalError("insert", {}, Exception("connection refused"))
         return real
 
-    monkeypatch.setattr(writer, "get_engine", sometimes)
+    monkeypatch.setattr(writer, "get_engine", engine_or_outage)
     monkeypatch.setattr(writer, "MOST_WAITING", 5)
-    before = counted("full")
+    before = logged_count("full")
     ids = [keep(log) for _ in range(8)]
     assert [one is None for one in ids] == [False] * 5 + [True] * 3
-    assert counted("full") == before + 3
+    assert logged_count("full") == before + 3
     assert not log.flush(0.5)
     out.clear()
     assert log.flush(10)
@@ -230,27 +230,25 @@ def test_an_outage_is_waited_for_and_a_full_queue_gives_no_ids(
     log.close()
 
 
-def test_a_service_that_stops_writes_what_waits_and_counts_what_it_cannot(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_writes_the_queue_and_counts_lost_records(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "BATCH_SECONDS", 60.0)
     log = writer.Writer()
     kept = keep(log)
     log.close()
     with transaction() as session:
         assert session.get(PrescriptionRow, kept) is not None
-    # After that nothing gets an id.
+    # A closed writer gives no ids.
     assert keep(log) is None
     unlucky = writer.Writer()
 
-    def fails() -> sa.Engine:
+    def raise_outage() -> sa.Engine:
         raise sa.exc.OperationalError("insert", {}, Exception("connection refused"))
 
-    monkeypatch.setattr(writer, "get_engine", fails)
-    before = counted("lost")
+    monkeypatch.setattr(writer, "get_engine", raise_outage)
+    before = logged_count("lost")
     keep(unlucky)
     unlucky.close()
-    assert counted("lost") == before + 1
+    assert logged_count("lost") == before + 1
 
 
 def test_the_queue_is_bounded_in_bytes_of_requests_and_answers(
@@ -264,19 +262,19 @@ def test_the_queue_is_bounded_in_bytes_of_requests_and_answers(
     assert log._bytes == 0
 
 
-def test_what_the_database_will_never_take_is_dropped_and_the_next_is_kept(
+def test_a_record_that_cannot_be_stored_is_dropped_and_the_next_is_stored(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, before = writer.Writer(), counted("lost")
+    log, before = writer.Writer(), logged_count("lost")
     real = writer._insert
 
-    def refuses(rows: list[Json]) -> None:
+    def raise_programming_error(rows: list[Json]) -> None:
         raise sa.exc.ProgrammingError("insert", {}, Exception("no such column"))
 
-    monkeypatch.setattr(writer, "_insert", refuses)
+    monkeypatch.setattr(writer, "_insert", raise_programming_error)
     assert keep(log) is not None
     assert log.flush(10)
-    assert counted("lost") == before + 1
+    assert logged_count("lost") == before + 1
     monkeypatch.setattr(writer, "_insert", real)
     kept = keep(log)
     assert log.flush(10)
@@ -285,7 +283,7 @@ def test_what_the_database_will_never_take_is_dropped_and_the_next_is_kept(
         assert session.get(PrescriptionRow, kept) is not None
 
 
-def test_writing_the_same_twice_is_writing_it_once(client: TestClient) -> None:
+def test_writing_a_record_twice_stores_it_once(client: TestClient) -> None:
     record = writer._Record(
         new_id("pres"), "prescribe", LOCAL, datetime.now(UTC), "post_X", "d", LoggedRequest(), ANSWER.with_id("x"), 9
     )
@@ -297,9 +295,9 @@ def test_writing_the_same_twice_is_writing_it_once(client: TestClient) -> None:
         assert session.get(PrescriptionRow, record.id) is not None
 
 
-def test_the_metrics_tell_what_was_kept(client: TestClient, posterior: Json) -> None:
-    ask(client, posterior)
-    written(client)
+def test_metrics_count_stored_prescriptions(client: TestClient, posterior: Json) -> None:
+    prescribe_content(client, posterior)
+    flush_log(client)
     text = client.get("/metrics").text
     assert 'bco_logged_prescriptions_total{result="kept"}' in text
     assert "bco_logged_prescriptions_waiting 0.0" in text
@@ -308,25 +306,25 @@ def test_the_metrics_tell_what_was_kept(client: TestClient, posterior: Json) -> 
 # lists
 
 
-def test_filters_find_what_they_say(client: TestClient, posterior: Json) -> None:
+def test_filters_select_matching_prescriptions(client: TestClient, posterior: Json) -> None:
     other = learned(client)
     start = datetime.now(UTC)
-    mine = [id_of(ask(client, posterior)) for _ in range(3)]
-    theirs = id_of(ask(client, other))
+    mine = [id_of(prescribe_content(client, posterior)) for _ in range(3)]
+    theirs = id_of(prescribe_content(client, other))
     answered(client.post(f"/v1/prescriptions/{mine[1]}/outcome", json={"outcomes": {"loaves": 3}}))
-    written(client)
+    flush_log(client)
     path = "/v1/prescriptions"
     since = start.isoformat()
-    assert times(client, path, since=since) == [theirs, *reversed(mine)]
-    assert times(client, path, since=since, posterior_id=other["id"]) == [theirs]
-    assert times(client, path, since=since, has_outcome=True) == [mine[1]]
-    assert times(client, path, since=since, has_outcome=False) == [theirs, mine[2], mine[0]]
-    assert times(client, path, since=since, kind="evaluate") == []
-    assert times(client, path, until=since, limit=200).count(theirs) == 0
-    # A time without a zone is UTC; one with another zone is the same moment.
-    assert times(client, path, since=start.replace(tzinfo=None).isoformat()) == [theirs, *reversed(mine)]
+    assert list_ids(client, path, since=since) == [theirs, *reversed(mine)]
+    assert list_ids(client, path, since=since, posterior_id=other["id"]) == [theirs]
+    assert list_ids(client, path, since=since, has_outcome=True) == [mine[1]]
+    assert list_ids(client, path, since=since, has_outcome=False) == [theirs, mine[2], mine[0]]
+    assert list_ids(client, path, since=since, kind="evaluate") == []
+    assert list_ids(client, path, until=since, limit=200).count(theirs) == 0
+    # A time without a zone is UTC; other zones are converted.
+    assert list_ids(client, path, since=start.replace(tzinfo=None).isoformat()) == [theirs, *reversed(mine)]
     late = datetime.fromisoformat(answered(client.get(f"{path}/{theirs}"))["created_at"]) + timedelta(milliseconds=2)
-    assert times(client, path, since=since, until=late.isoformat()) == [theirs, *reversed(mine)]
+    assert list_ids(client, path, since=since, until=late.isoformat()) == [theirs, *reversed(mine)]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +345,7 @@ def test_filters_find_what_they_say(client: TestClient, posterior: Json) -> None
         ({"posterior": "post_1"}, 422),
     ],
 )
-def test_hostile_filters_are_refused_or_find_nothing_else(client: TestClient, query: Json, status: int) -> None:
+def test_hostile_filters_are_refused_or_match_nothing(client: TestClient, query: Json, status: int) -> None:
     for path in ("/v1/prescriptions", "/v1/prescriptions/export"):
         found = client.get(path, params=query)
         if path.endswith("export") and status == 200:
@@ -356,20 +354,20 @@ def test_hostile_filters_are_refused_or_find_nothing_else(client: TestClient, qu
             assert found.status_code == (422 if path.endswith("export") else status), found.text
 
 
-def test_a_list_tells_what_was_answered_to_the_first_context_if_asked(client: TestClient, posterior: Json) -> None:
-    content = ask(client, posterior, contexts=CONTEXTS[1:3])
+def test_a_list_can_include_the_answer_to_the_first_context(client: TestClient, posterior: Json) -> None:
+    content = prescribe_content(client, posterior, contexts=CONTEXTS[1:3])
     judged = {"contexts": CONTEXTS[:1], "alternatives": [{"decision": {"croissants": 60, "loaves": 60}}]}
     evaluated = answered(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=judged))
-    large = id_of(ask(client, posterior, contexts=CONTEXTS * 40, scenarios=20))
-    written(client)
+    large = id_of(prescribe_content(client, posterior, contexts=CONTEXTS * 40, scenarios=20))
+    flush_log(client)
     listed = answered(client.get("/v1/prescriptions", params={"first": True, "limit": 3}))["items"]
     first = {one["id"]: one["first"] for one in listed}
-    told = orjson.loads(content)["prescriptions"][0]
+    first_prescription = orjson.loads(content)["prescriptions"][0]
     assert first[id_of(content)] == {
         "context": CONTEXTS[1],
-        "decision": told["decision"],
-        "expected_cost": told["expected_cost"],
-        "status": told["status"],
+        "decision": first_prescription["decision"],
+        "expected_cost": first_prescription["expected_cost"],
+        "status": first_prescription["status"],
     }
     assert first[evaluated["id"]]["decision"] == evaluated["evaluations"][0]["ours"]["decision"]
     assert first[large] is None
@@ -377,9 +375,9 @@ def test_a_list_tells_what_was_answered_to_the_first_context_if_asked(client: Te
     assert [one["first"] for one in plain] == [None] * 3
 
 
-def test_a_damaged_answer_is_listed_without_its_first(client: TestClient, posterior: Json) -> None:
-    identifier = id_of(ask(client, posterior))
-    written(client)
+def test_a_damaged_answer_is_listed_without_its_first_decision(client: TestClient, posterior: Json) -> None:
+    identifier = id_of(prescribe_content(client, posterior))
+    flush_log(client)
     with transaction() as session:
         row = session.get_one(PrescriptionRow, identifier)
         row.answer = b"damaged"
@@ -390,16 +388,16 @@ def test_a_damaged_answer_is_listed_without_its_first(client: TestClient, poster
 
 
 @pytest.mark.slow
-def test_pages_show_each_once_while_others_are_written(client: TestClient, posterior: Json) -> None:
-    there = [id_of(ask(client, posterior)) for _ in range(30)]
-    written(client)
+def test_pagination_shows_each_prescription_once_during_writes(client: TestClient, posterior: Json) -> None:
+    there = [id_of(prescribe_content(client, posterior)) for _ in range(30)]
+    flush_log(client)
     stop = threading.Event()
 
-    def write() -> None:
+    def write_prescriptions() -> None:
         while not stop.is_set():
-            ask(client, posterior)
+            prescribe_content(client, posterior)
 
-    thread = threading.Thread(target=write)
+    thread = threading.Thread(target=write_prescriptions)
     thread.start()
     try:
         seen = [one["id"] for page in pages(client, "/v1/prescriptions", 7) for one in page]
@@ -411,22 +409,20 @@ def test_pages_show_each_once_while_others_are_written(client: TestClient, poste
     assert seen == sorted(seen, reverse=True)
 
 
-def test_who_asks_for_an_answer_at_once_gets_it_and_for_none_does_not_wait_for_long(
-    client: TestClient, posterior: Json
-) -> None:
+def test_a_new_answer_is_found_at_once_and_an_unknown_id_fails_fast(client: TestClient, posterior: Json) -> None:
     for _ in range(3):
-        assert client.get(f"/v1/prescriptions/{id_of(ask(client, posterior))}").status_code == 200
+        assert client.get(f"/v1/prescriptions/{id_of(prescribe_content(client, posterior))}").status_code == 200
     for absent in (new_id("pres"), first_id("pres", 2**48 - 1), first_id("pres", 0), "pres_x", "x", posterior["id"]):
         response = client.get(f"/v1/prescriptions/{absent}")
         assert response.status_code == 404, absent
         assert "no prescription" in response.json()["detail"]
 
 
-# whose they are
+# workspaces and keys
 
 
-def test_a_workspace_sees_its_own_and_the_key_is_known(client: TestClient, posterior: Json) -> None:
-    theirs = id_of(ask(client, posterior))
+def test_a_workspace_sees_only_its_own_prescriptions_with_their_key(client: TestClient, posterior: Json) -> None:
+    theirs = id_of(prescribe_content(client, posterior))
     _, secret = keys.create("reader", "elsewhere", ["read"], None)
     ours, own = keys.create("planner", DEFAULT_WORKSPACE, ["read"], None)
     try:
@@ -446,7 +442,7 @@ def test_a_workspace_sees_its_own_and_the_key_is_known(client: TestClient, poste
         assert client.get(f"/v1/prescriptions/{identifier}", headers=local).json()["key_id"] == ours.id
         found = client.get("/v1/prescriptions", params={"key": ours.id}, headers=local).json()["items"]
         assert [one["id"] for one in found] == [identifier]
-        # To record is to write: it needs what a data set needs.
+        # Recording an outcome needs the train scope, like creating a data set.
         outcome = {"outcomes": {"loaves": 1.0}}
         assert client.post(f"/v1/prescriptions/{identifier}/outcome", json=outcome, headers=local).status_code == 403
     finally:
@@ -455,48 +451,48 @@ def test_a_workspace_sees_its_own_and_the_key_is_known(client: TestClient, poste
         client.app.state.lookups._entries.clear()  # type: ignore[attr-defined]
 
 
-# again
+# reproducing
 
 
 @pytest.mark.parametrize("policy", ["bcp", "averaged", "thompson", "map"])
-def test_the_same_answer_comes_out_again_bit_for_bit(client: TestClient, policy: str) -> None:
+def test_an_answer_is_reproduced_bit_for_bit(client: TestClient, policy: str) -> None:
     network = learned(client, predictor={"kind": "mlp", "hidden": [8]})
     for changes in ({}, {"seed": 5}, {"scenarios": 90}, {"contexts": CONTEXTS[:9]}):
-        content = ask(client, network, policy=policy, **changes)
+        content = prescribe_content(client, network, policy=policy, **changes)
         found = client.post(f"/v1/prescriptions/{id_of(content)}/reproduce")
         answer = answered(found)
         assert (answer["identical"], answer["differing"], answer["largest_difference"]) == (True, 0, 0.0)
         assert found.content.endswith(b',"answer":%b}' % content)
 
 
-def test_an_answer_that_looked_back_is_made_of_the_same_rows_again(client: TestClient) -> None:
+def test_an_answer_with_lags_is_reproduced_from_the_same_rows(client: TestClient) -> None:
     dataset = shops(client)
     made = learned_from(client, dataset, inference=QUICK)
-    content = ask(client, made, contexts=[context(121), context(121, "south")])
+    content = prescribe_content(client, made, contexts=[context(121), context(121, "south")])
     later = [row | {"demand": row["demand"] * 3} for row in shop_rows(range(120, 123))]
     answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json={"rows": later}), 201)
     client.app.state.posteriors._revisions.clear()  # type: ignore[attr-defined]
-    after = ask(client, made, contexts=[context(121), context(121, "south")])
+    after = prescribe_content(client, made, contexts=[context(121), context(121, "south")])
     assert orjson.loads(after)["history"]["revision"] == 2
     assert without_id(after) != without_id(content)
     for one in (content, after):
         assert answered(client.post(f"/v1/prescriptions/{id_of(one)}/reproduce"))["identical"]
 
 
-def test_two_stage_answers_come_out_again_up_to_rounding(client: TestClient) -> None:
+def test_two_stage_answers_are_reproduced_up_to_rounding(client: TestClient) -> None:
     made = posterior_for(client, SHIPMENT, ["port", "mill"])
     contexts = [{"rain": number / 3} for number in range(12)]
-    first = id_of(ask(client, made, contexts=contexts[:1]))
-    ask(client, made, contexts=contexts)
+    first = id_of(prescribe_content(client, made, contexts=contexts[:1]))
+    prescribe_content(client, made, contexts=contexts)
     found = answered(client.post(f"/v1/prescriptions/{first}/reproduce"))
     assert found["largest_difference"] is not None
     assert found["largest_difference"] < 1e-9
     assert found["identical"] == (found["differing"] == 0)
 
 
-def test_what_differs_is_named(client: TestClient, posterior: Json) -> None:
-    identifier = id_of(ask(client, posterior))
-    written(client)
+def test_a_reproduction_names_its_differences(client: TestClient, posterior: Json) -> None:
+    identifier = id_of(prescribe_content(client, posterior))
+    flush_log(client)
     with transaction() as session:
         row = session.get_one(PrescriptionRow, identifier)
         answer = orjson.loads(writer.unpacked(row.answer, row.answer_sha256))
@@ -509,9 +505,9 @@ def test_what_differs_is_named(client: TestClient, posterior: Json) -> None:
     assert difference["recorded"] == 2 * difference["now"]
 
 
-def test_without_its_posterior_the_log_stays_and_says_why_it_cannot_decide(client: TestClient) -> None:
+def test_a_prescription_without_its_posterior_stays_but_is_not_reproducible(client: TestClient) -> None:
     brief = learned(client)
-    content = ask(client, brief)
+    content = prescribe_content(client, brief)
     identifier = id_of(content)
     answered(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"outcomes": {"loaves": 3.0}}))
     assert client.delete(f"/v1/posteriors/{brief['id']}").status_code == 204
@@ -527,21 +523,23 @@ def test_without_its_posterior_the_log_stays_and_says_why_it_cannot_decide(clien
     assert identifier in line
 
 
-def test_damage_is_called_damage(client: TestClient, posterior: Json) -> None:
+def test_a_damaged_record_is_reported_as_damaged(client: TestClient, posterior: Json) -> None:
     for change in ({"answer": b"rubbish"}, {"answer_sha256": "0" * 64}, {"request": writer.packed(b"{}")}):
-        identifier = id_of(ask(client, posterior))
-        written(client)
+        identifier = id_of(prescribe_content(client, posterior))
+        flush_log(client)
         with transaction() as session:
             session.execute(sa.update(PrescriptionRow).where(PrescriptionRow.id == identifier).values(**change))
         response = client.get(f"/v1/prescriptions/{identifier}")
         assert (response.status_code, response.json()["type"]) == (500, "urn:bco:error:damaged-data")
 
 
-# how long
+# retention
 
 
-def test_what_is_old_goes_with_its_outcomes(client: TestClient, posterior: Json, settings: Settings) -> None:
-    identifier = id_of(ask(client, posterior))
+def test_old_prescriptions_are_deleted_with_their_outcomes(
+    client: TestClient, posterior: Json, settings: Settings
+) -> None:
+    identifier = id_of(prescribe_content(client, posterior))
     answered(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"outcomes": {"loaves": 3.0}}))
     old = [first_id("pres", int(1000 * (datetime.now(UTC) - timedelta(days=d)).timestamp())) for d in (91, 200, 89)]
     with transaction() as session:

@@ -1,4 +1,4 @@
-"""What happened after a prescription: recorded once, costed, judged, and exported as a data set."""
+"""Outcomes of prescriptions: recorded once, costed, checked for drift, exported as a data set."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def posterior(client: TestClient) -> Json:
     return learned(client, inference=QUICK)
 
 
-def ask(client: TestClient, posterior: Json, **changes: Any) -> Json:
+def prescribe_logged(client: TestClient, posterior: Json, **changes: Any) -> Json:
     body = {"contexts": CONTEXTS[:1]} | changes
     return answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
 
 
-def record(client: TestClient, answer: Json, status: int = 200, **said: Any) -> Json:
-    return answered(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=said), status)
+def record(client: TestClient, answer: Json, status: int = 200, **outcome_body: Any) -> Json:
+    return answered(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=outcome_body), status)
 
 
 def newsvendor_cost(orders: Json, demand: Json) -> float:
-    """By hand."""
+    """Compute the cost by hand."""
     return sum(
         under * max(demand[name] - orders[name], 0) + over * max(orders[name] - demand[name], 0)
         for name, (under, over) in ITEMS.items()
     )
 
 
-def test_costs_of_what_was_answered_and_of_what_was_done_are_as_by_hand(client: TestClient, posterior: Json) -> None:
-    answer = ask(client, posterior)
+def test_costs_of_prescribed_and_actual_decisions_match_hand_computation(client: TestClient, posterior: Json) -> None:
+    answer = prescribe_logged(client, posterior)
     (decided,) = answer["prescriptions"]
     happened, actual = {"croissants": 90.0, "loaves": 55.0}, {"croissants": 120.0, "loaves": 40.0}
     found = record(client, answer, outcomes=happened, actual_decision=actual)
@@ -61,15 +61,15 @@ def test_costs_of_what_was_answered_and_of_what_was_done_are_as_by_hand(client: 
     assert row["promised_cost"] == decided["expected_cost"]
     assert row["realised_cost"] == pytest.approx(ours)
     assert row["actual_decision_cost"] == pytest.approx(theirs)
-    # Who knows the demand orders it.
+    # Perfect foresight orders the demand.
     assert row["best_cost"] == pytest.approx(0.0, abs=1e-9)
     assert (row["regret"], row["actual_decision_regret"]) == (pytest.approx(ours), pytest.approx(theirs))
     assert row["saved"] == pytest.approx(theirs - ours)
     assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == found["rows"]
 
 
-def test_what_is_missing_is_null_until_it_comes(client: TestClient, posterior: Json) -> None:
-    answer = ask(client, posterior)
+def test_missing_outcomes_are_null_until_recorded(client: TestClient, posterior: Json) -> None:
+    answer = prescribe_logged(client, posterior)
     (row,) = record(client, answer, outcomes={"croissants": 90.0, "loaves": None})["rows"]
     assert row["outcomes"] == {"croissants": 90.0}
     assert [row[cost] for cost in ("realised_cost", "actual_decision_cost", "best_cost", "regret", "saved")] == [
@@ -82,13 +82,14 @@ def test_what_is_missing_is_null_until_it_comes(client: TestClient, posterior: J
     assert row["saved"] is not None
 
 
-def test_the_same_twice_is_fine_and_another_value_is_not_unless_it_replaces(
-    client: TestClient, posterior: Json
-) -> None:
-    answer = ask(client, posterior)
-    said = {"outcomes": {"croissants": 90.0, "loaves": 55.0}, "actual_decision": {"croissants": 80.0, "loaves": 60.0}}
-    first = record(client, answer, **said)
-    assert record(client, answer, **said) == first
+def test_repeating_an_outcome_is_allowed_and_changing_it_needs_replace(client: TestClient, posterior: Json) -> None:
+    answer = prescribe_logged(client, posterior)
+    outcome_body = {
+        "outcomes": {"croissants": 90.0, "loaves": 55.0},
+        "actual_decision": {"croissants": 80.0, "loaves": 60.0},
+    }
+    first = record(client, answer, **outcome_body)
+    assert record(client, answer, **outcome_body) == first
     problem = record(client, answer, 409, outcomes={"loaves": 56.0})
     assert problem["errors"][0]["pointer"] == "#/outcomes/loaves"
     assert "replace" in problem["detail"]
@@ -103,7 +104,7 @@ def test_the_same_twice_is_fine_and_another_value_is_not_unless_it_replaces(
 
 def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior: Json) -> None:
     odd = CONTEXTS[1] | {"weekday": "NODAY"}
-    answer = ask(client, posterior, contexts=[CONTEXTS[0], odd, *CONTEXTS[2:40]])
+    answer = prescribe_logged(client, posterior, contexts=[CONTEXTS[0], odd, *CONTEXTS[2:40]])
     happened = {index: {name: ROWS[index][name] for name in OUTCOMES} for index in range(40)}
     rows = [{"index": index, "outcomes": happened[index]} for index in reversed(range(30))]
     found = record(client, answer, rows=rows)
@@ -112,7 +113,7 @@ def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior
     for row in found["rows"]:
         decision = answer["prescriptions"][row["index"]]["decision"]
         if row["index"] == 1:
-            # There was no decision to cost, but the best is known.
+            # There is no decision to cost, but the best decision has a cost.
             assert (row["realised_cost"], row["promised_cost"], row["best_cost"]) == (None, None, 0.0)
         else:
             assert row["realised_cost"] == pytest.approx(newsvendor_cost(decision, happened[row["index"]]))
@@ -122,7 +123,7 @@ def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior
 
 
 @pytest.mark.parametrize(
-    ("said", "pointer"),
+    ("outcome_body", "pointer"),
     [
         ({}, "#"),
         ({"outcomes": {}}, "#"),
@@ -139,32 +140,34 @@ def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior
         ({"outcomes": {"loaves": 1.0}, "unknown": 1}, "#/unknown"),
     ],
 )
-def test_mistakes_are_named_and_leave_nothing(client: TestClient, posterior: Json, said: Json, pointer: str) -> None:
-    answer = ask(client, posterior)
-    problem = record(client, answer, 422, **said)
+def test_invalid_outcomes_are_named_and_not_stored(
+    client: TestClient, posterior: Json, outcome_body: Json, pointer: str
+) -> None:
+    answer = prescribe_logged(client, posterior)
+    problem = record(client, answer, 422, **outcome_body)
     assert [error["pointer"] for error in problem["errors"]] == [pointer]
     assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == []
 
 
 def test_infinite_numbers_are_refused(client: TestClient, posterior: Json) -> None:
-    path = f"/v1/prescriptions/{ask(client, posterior)['id']}/outcome"
+    path = f"/v1/prescriptions/{prescribe_logged(client, posterior)['id']}/outcome"
     for number in ("NaN", "Infinity", "1e999"):
         content = f'{{"outcomes": {{"loaves": {number}}}}}'
         response = client.post(path, content=content, headers={"content-type": "application/json"})
         assert response.status_code == 422, response.text
 
 
-def test_one_context_of_many_must_be_named(client: TestClient, posterior: Json) -> None:
-    answer = ask(client, posterior, contexts=CONTEXTS[:2])
+def test_with_several_contexts_the_index_is_required(client: TestClient, posterior: Json) -> None:
+    answer = prescribe_logged(client, posterior, contexts=CONTEXTS[:2])
     assert "index" in record(client, answer, 422, outcomes={"loaves": 1.0})["detail"]
 
 
-def test_of_two_who_record_at_once_one_is_first_and_nothing_is_mixed(client: TestClient, posterior: Json) -> None:
+def test_of_two_concurrent_records_one_wins_without_mixing(client: TestClient, posterior: Json) -> None:
     for _ in range(5):
-        answer = ask(client, posterior)
+        answer = prescribe_logged(client, posterior)
         client.get(f"/v1/prescriptions/{answer['id']}")
 
-        def say(value: float, answer: Json = answer) -> int:
+        def record_value(value: float, answer: Json = answer) -> int:
             body = {
                 "outcomes": {"croissants": value, "loaves": value},
                 "actual_decision": {"croissants": value, "loaves": value},
@@ -172,17 +175,17 @@ def test_of_two_who_record_at_once_one_is_first_and_nothing_is_mixed(client: Tes
             return client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=body).status_code
 
         with ThreadPoolExecutor(6) as threads:
-            statuses = list(threads.map(say, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+            statuses = list(threads.map(record_value, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
         assert sorted(statuses) == [200] + [409] * 5
         (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
         assert len({*row["outcomes"].values(), *row["actual_decision"].values()}) == 1
 
 
-def test_different_contexts_recorded_at_once_are_all_kept(client: TestClient, posterior: Json) -> None:
-    answer = ask(client, posterior, contexts=CONTEXTS[:8])
+def test_concurrent_records_of_different_contexts_are_all_stored(client: TestClient, posterior: Json) -> None:
+    answer = prescribe_logged(client, posterior, contexts=CONTEXTS[:8])
     client.get(f"/v1/prescriptions/{answer['id']}")
 
-    def say(index: int) -> int:
+    def record_value(index: int) -> int:
         rows = [{"index": index, "outcomes": {"loaves": 1.0 * index}}]
         for _ in range(10):
             status = client.post(f"/v1/prescriptions/{answer['id']}/outcome", json={"rows": rows}).status_code
@@ -191,27 +194,27 @@ def test_different_contexts_recorded_at_once_are_all_kept(client: TestClient, po
         return status
 
     with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(say, range(8))) == {200}
+        assert set(threads.map(record_value, range(8))) == {200}
     found = answered(client.get(f"/v1/prescriptions/{answer['id']}"))
     assert found["recorded"] == 8
     assert [row["outcomes"]["loaves"] for row in found["outcomes"]] == [1.0 * index for index in range(8)]
 
 
-def test_what_was_recorded_meanwhile_is_seen(
+def test_a_concurrently_recorded_outcome_is_seen(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second one comes between the look and the writing of the first."""
-    answer = ask(client, posterior)
+    """A second record arrives between the first one's read and write."""
+    answer = prescribe_logged(client, posterior)
     client.get(f"/v1/prescriptions/{answer['id']}")
     real, calls = outcomes._costed, []
 
-    def overtaken(*given: Any) -> Any:
+    def record_in_between(*given: Any) -> Any:
         calls.append(given)
         if len(calls) == 1:
             record(client, answer, outcomes={"loaves": 7.0})
         return real(*given)
 
-    monkeypatch.setattr(outcomes, "_costed", overtaken)
+    monkeypatch.setattr(outcomes, "_costed", record_in_between)
     problem = record(client, answer, 409, outcomes={"loaves": 8.0})
     assert "another value" in problem["detail"]
     (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
@@ -220,7 +223,7 @@ def test_what_was_recorded_meanwhile_is_seen(
 
 def test_two_stage_outcomes_are_costed_with_their_recourse(client: TestClient) -> None:
     made = posterior_for(client, SHIPMENT, ["port", "mill"])
-    answer = ask(client, made, contexts=[{"rain": 2.0}])
+    answer = prescribe_logged(client, made, contexts=[{"rain": 2.0}])
     happened = {"port": 17.0, "mill": 22.0}
     (row,) = record(client, answer, outcomes=happened, actual_decision={"north": 20.0, "south": 19.0})["rows"]
     problem = build_problem(SHIPMENT)
@@ -230,20 +233,20 @@ def test_two_stage_outcomes_are_costed_with_their_recourse(client: TestClient) -
     assert row["best_cost"] <= min(row["realised_cost"], row["actual_decision_cost"]) + 1e-9
 
 
-def test_the_best_of_whole_numbers_is_one_of_whole_numbers(client: TestClient) -> None:
+def test_the_best_integer_decision_is_integer(client: TestClient) -> None:
     made = posterior_for(client, SPEC, ["load"])
-    answer = ask(client, made, contexts=[{"rain": 2.0}])
+    answer = prescribe_logged(client, made, contexts=[{"rain": 2.0}])
     (row,) = record(client, answer, outcomes={"load": 33.0}, actual_decision={"small": 4, "large": 5})["rows"]
-    # By trying all: 2 small + 5 large + courier ≥ 33.
+    # By enumeration: 2 small + 5 large + courier ≥ 33.
     best = min(4 * a + 9 * b + 3 * max(33 - 2 * a - 5 * b, 0) for a in range(21) for b in range(13))
     assert row["best_cost"] == pytest.approx(best)
     assert row["actual_decision_cost"] == pytest.approx(4 * 4 + 9 * 5)
 
 
-def test_what_takes_long_is_recorded_by_a_solver_process(
+def test_slow_costs_are_computed_by_a_solver_process(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = ask(client, posterior)
+    answer = prescribe_logged(client, posterior)
     await_solvers(client)
     monkeypatch.setattr(router, "quickly", lambda _: None)
     (row,) = record(client, answer, outcomes={"croissants": 90.0, "loaves": 55.0})["rows"]
@@ -253,8 +256,8 @@ def test_what_takes_long_is_recorded_by_a_solver_process(
     assert record(client, answer, 409, outcomes={"loaves": 56.0})["errors"][0]["pointer"] == "#/outcomes/loaves"
 
 
-def test_an_evaluation_is_followed_by_what_happened_to_our_decision(client: TestClient, posterior: Json) -> None:
-    """Its answer has our decision for each context beside the alternatives."""
+def test_outcomes_of_an_evaluation_cost_our_decision(client: TestClient, posterior: Json) -> None:
+    """Its answer has our decision for each context next to the alternatives."""
     body = {"contexts": CONTEXTS[:2]}
     answer = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body).json()
     evaluations = [{"status": "evaluated", "ours": one, "alternatives": []} for one in answer["prescriptions"]]
@@ -276,13 +279,13 @@ def drift(client: TestClient, posterior: Json, status: int = 200, **query: Any) 
     return answered(client.get(f"/v1/posteriors/{posterior['id']}/drift", params={"source": "log"} | query), status)
 
 
-def test_drift_of_the_log_judges_what_was_promised_by_what_was_recorded(
+def test_drift_of_the_log_compares_expected_and_recorded_costs(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = learned(client, inference=QUICK | {"epochs": 20, "particles": 100})
     empty = drift(client, made)
     assert (empty["verdict"], empty["overall"], empty["source"], empty["dataset_id"]) == ("too_few", None, "log", None)
-    answer = ask(client, made, contexts=CONTEXTS)
+    answer = prescribe_logged(client, made, contexts=CONTEXTS)
     rows = [{"index": index, "outcomes": {name: ROWS[index][name] for name in OUTCOMES}} for index in range(60)]
     recorded = record(client, answer, rows=rows)["rows"]
     steady = drift(client, made)
@@ -295,8 +298,8 @@ def test_drift_of_the_log_judges_what_was_promised_by_what_was_recorded(
         for row, promise in zip(recorded, answer["prescriptions"], strict=True)
     ]
     assert steady["overall"]["above"]["share"] == pytest.approx(sum(above) / 60)
-    # Three times the demand: the promises of a second call do not hold; what is incomplete is left out.
-    busy = ask(client, made, contexts=CONTEXTS)
+    # Three times the demand: the second call's expected costs fail; incomplete records are left out.
+    busy = prescribe_logged(client, made, contexts=CONTEXTS)
     many = [{"index": row["index"], "outcomes": {k: 3.0 * v for k, v in row["outcomes"].items()}} for row in rows]
     record(client, busy, rows=[*many[:50], {"index": 50, "outcomes": {"loaves": 1.0}}])
     found = drift(client, made)
@@ -307,23 +310,23 @@ def test_drift_of_the_log_judges_what_was_promised_by_what_was_recorded(
     assert "leave dataset_id out" in drift(client, made, 422, dataset_id="data_X")["detail"]
 
 
-def test_another_posteriors_outcomes_are_not_judged(client: TestClient, posterior: Json) -> None:
+def test_drift_leaves_out_outcomes_of_other_posteriors(client: TestClient, posterior: Json) -> None:
     other = learned(client)
-    record(client, ask(client, posterior), outcomes={"croissants": 90.0, "loaves": 55.0})
+    record(client, prescribe_logged(client, posterior), outcomes={"croissants": 90.0, "loaves": 55.0})
     assert drift(client, other)["overall"] is None
 
 
 # export
 
 
-def test_the_export_is_a_data_set(client: TestClient) -> None:
+def test_the_export_can_be_uploaded_as_a_data_set(client: TestClient) -> None:
     made = learned(client, inference=QUICK)
     by_list = [list(one.values()) for one in CONTEXTS[20:25]]
     with transaction() as session:
         columns = session.get_one(PosteriorRow, made["id"]).columns
     assert [c["name"] for c in columns if c["role"] == "context"] == list(CONTEXTS[0])
-    first = ask(client, made, contexts=CONTEXTS[:20])
-    second = ask(client, made, contexts=by_list)
+    first = prescribe_logged(client, made, contexts=CONTEXTS[:20])
+    second = prescribe_logged(client, made, contexts=by_list)
     for answer, offset, count in ((first, 0, 19), (second, 20, 5)):
         rows = [
             {
@@ -364,22 +367,22 @@ def test_the_export_is_a_data_set(client: TestClient) -> None:
     for row, source in zip(later[:19], ROWS, strict=False):
         assert {name: row[name] for name in OUTCOMES} == {name: source[name] for name in OUTCOMES}
     again = learned(client, dataset_id=dataset["id"])
-    assert ask(client, again)["prescriptions"][0]["status"] == "optimal"
+    assert prescribe_logged(client, again)["prescriptions"][0]["status"] == "optimal"
 
 
-def test_an_export_of_nothing_says_so(client: TestClient) -> None:
+def test_an_export_without_outcomes_is_refused(client: TestClient) -> None:
     response = client.get("/v1/prescriptions/export", params={"until": "2001-01-01T00:00:00Z"})
     assert (response.status_code, "nothing to export" in response.json()["detail"]) == (404, True)
 
 
-def test_contexts_called_like_other_columns_are_told_apart(client: TestClient) -> None:
+def test_contexts_named_like_other_columns_are_prefixed(client: TestClient) -> None:
     rows = [{"index": float(n), "kind": "ab"[n % 2], "demand": 5.0 + n % 3} for n in range(30)]
     problem = {"kind": "newsvendor", "items": [{"name": "demand", "underage_cost": 3, "overage_cost": 1}]}
     made = answered(client.post("/v1/problems", json={"name": "p", "spec": problem}), 201)
     body = {"name": "d", "outcomes": ["demand"], "rows": rows}
     dataset = answered(client.post("/v1/datasets", json=body), 201)
     posterior = learned(client, problem_id=made["id"], dataset_id=dataset["id"])
-    answer = ask(client, posterior, contexts=[{"index": 3, "kind": "b"}])
+    answer = prescribe_logged(client, posterior, contexts=[{"index": 3, "kind": "b"}])
     client.get(f"/v1/prescriptions/{answer['id']}")
     query = {"posterior_id": posterior["id"], "format": "parquet"}
     (row,) = pq.read_table(io.BytesIO(client.get("/v1/prescriptions/export", params=query).content)).to_pylist()
@@ -388,7 +391,7 @@ def test_contexts_called_like_other_columns_are_told_apart(client: TestClient) -
 
 def test_a_long_log_is_exported_in_pieces(client: TestClient, posterior: Json) -> None:
     made = learned(client)
-    ids = [ask(client, made)["id"] for _ in range(45)]
+    ids = [prescribe_logged(client, made)["id"] for _ in range(45)]
     client.app.state.log.flush(10)  # type: ignore[attr-defined]
     with client.stream("GET", "/v1/prescriptions/export", params={"posterior_id": made["id"]}) as response:
         table = pyarrow.csv.read_csv(io.BytesIO(response.read()))
@@ -396,11 +399,11 @@ def test_a_long_log_is_exported_in_pieces(client: TestClient, posterior: Json) -
     assert orjson.dumps(table.column_names).count(b"prescription") == 1
 
 
-# together with other questions
+# patches, evaluations, included parts
 
 
-def test_what_a_call_has_changed_of_the_problem_counts_for_its_outcome(client: TestClient, posterior: Json) -> None:
-    answer = ask(client, posterior, problem_patch={"items": {"croissants": {"underage_cost": 18.0}}})
+def test_outcomes_are_costed_with_the_patch_of_their_call(client: TestClient, posterior: Json) -> None:
+    answer = prescribe_logged(client, posterior, problem_patch={"items": {"croissants": {"underage_cost": 18.0}}})
     order = answer["prescriptions"][0]["decision"]["croissants"]
     loaves = answer["prescriptions"][0]["decision"]["loaves"]
     found = record(client, answer, outcomes={"croissants": order + 10, "loaves": loaves})
@@ -408,7 +411,7 @@ def test_what_a_call_has_changed_of_the_problem_counts_for_its_outcome(client: T
 
 
 @pytest.mark.parametrize("changes", [{}, {"problem_patch": {"items": {"loaves": {"maximum_order": 3.0}}}}])
-def test_an_evaluation_comes_out_again_bit_for_bit(client: TestClient, posterior: Json, changes: Json) -> None:
+def test_an_evaluation_is_reproduced_bit_for_bit(client: TestClient, posterior: Json, changes: Json) -> None:
     body = {"contexts": CONTEXTS[:2], "alternatives": [{"decision": {"loaves": 50}}], **changes}
     answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=body))
     assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["answer"] == answer
@@ -416,9 +419,11 @@ def test_an_evaluation_comes_out_again_bit_for_bit(client: TestClient, posterior
     assert (again["identical"], again["differences"]) == (True, [])
 
 
-def test_an_opened_answer_comes_out_again_bit_for_bit(client: TestClient, posterior: Json) -> None:
+def test_an_answer_with_included_parts_is_reproduced_bit_for_bit(client: TestClient, posterior: Json) -> None:
     await_solvers(client)
     include = ["scenarios", "outcomes", "sensitivity", "neighbours"]
-    answer = ask(client, posterior, include=include, problem_patch={"items": {"loaves": {"maximum_order": 3.0}}})
+    answer = prescribe_logged(
+        client, posterior, include=include, problem_patch={"items": {"loaves": {"maximum_order": 3.0}}}
+    )
     again = answered(client.post(f"/v1/prescriptions/{answer['id']}/reproduce"))
     assert (again["identical"], again["differences"]) == (True, [])

@@ -1,4 +1,4 @@
-"""The log of API processes that are several, stopped, killed, or without their database for a while."""
+"""Prescription log of several API processes, of stopped or killed ones, and during a database outage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BODY = {"contexts": CONTEXTS[:1], "scenarios": 40}
 
 
 class Api:
-    """``bco api`` on a database, and a posterior that it prescribes from."""
+    """``bco api`` on a database with a posterior to prescribe from."""
 
     def __init__(self, folder: Path, url: str, posterior_id: str, **environment: str) -> None:
         port = free_port()
@@ -39,14 +39,14 @@ class Api:
         self.http = httpx.Client(base_url=self.url, timeout=60)
         wait_until("the API is ready", lambda: is_ready(self.http))
 
-    def ask(self, client: httpx.Client | None = None) -> str | None:
+    def prescribe(self, client: httpx.Client | None = None) -> str | None:
         response = (client or self.http).post(self.path, json=BODY)
         assert response.status_code == 200, response.text
         identifier: str | None = response.json()["id"]
         return identifier
 
-    def kept(self) -> set[str]:
-        """What the database has."""
+    def stored_ids(self) -> set[str]:
+        """Return the ids in the database."""
         engine = create_engine(Settings(database_url=self.database).sqlalchemy_url)
         with engine.connect() as connection:
             found = set(connection.scalars(sa.select(PrescriptionRow.id)))
@@ -74,43 +74,43 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_several_processes_keep_one_log_and_what_each_answers_all_find_at_once(url: str, tmp_path: Path) -> None:
+def test_several_processes_share_one_log(url: str, tmp_path: Path) -> None:
     with api_on(url, tmp_path, BCO_PROCESSES="2") as api:
         ids = []
         for _ in range(30):
-            # Every connection may lead to the other process.
+            # Each connection may reach either process.
             with httpx.Client(base_url=api.url, timeout=60) as one, httpx.Client(base_url=api.url, timeout=60) as other:
-                ids.append(api.ask(one))
+                ids.append(api.prescribe(one))
                 assert other.get(f"/v1/prescriptions/{ids[-1]}").status_code == 200
         assert len(set(ids)) == 30
-        assert set(ids) <= api.kept()
+        assert set(ids) <= api.stored_ids()
         text = api.http.get("/metrics").text
         assert 'bco_logged_prescriptions_total{result="kept"} 30.0' in text
-        # Stopped in order, they write down what waits.
-        last = [api.ask() for _ in range(20)]
+        # On a clean stop, they write their queues.
+        last = [api.prescribe() for _ in range(20)]
         api.part.stop(60)
-        assert set(last) <= api.kept()
+        assert set(last) <= api.stored_ids()
 
 
 @pytest.mark.slow
-def test_a_killed_process_loses_no_more_than_its_last_second(url: str, tmp_path: Path) -> None:
+def test_a_killed_process_loses_at_most_its_last_second(url: str, tmp_path: Path) -> None:
     with api_on(url, tmp_path) as api:
-        api.ask()
+        api.prescribe()
         ids, end = [], time.monotonic() + 3
         while time.monotonic() < end:
-            ids.append((time.monotonic(), api.ask()))
+            ids.append((time.monotonic(), api.prescribe()))
         killed = time.monotonic()
         api.part.__exit__()
-        kept = api.kept()
+        kept = api.stored_ids()
         settled = [identifier for at, identifier in ids if at < killed - 1]
         assert len(settled) > 10
         assert set(settled) <= kept
 
 
 @pytest.mark.slow
-def test_what_was_answered_while_the_database_was_out_is_in_the_log_afterwards(tmp_path: Path) -> None:
+def test_answers_given_during_an_outage_are_logged_afterwards(tmp_path: Path) -> None:
     with new_postgres() as server, api_on(server.url, tmp_path) as api:
-        before = [api.ask() for _ in range(5)]
+        before = [api.prescribe() for _ in range(5)]
         server.kill()
         statuses, during = set(), []
         for _ in range(25):
@@ -118,10 +118,10 @@ def test_what_was_answered_while_the_database_was_out_is_in_the_log_afterwards(t
             statuses.add(response.status_code)
             if response.status_code == 200:
                 during.append(response.json()["id"])
-        # An outage is said to the caller where the answer needs the database, never because of the log.
+        # The caller sees an outage only where the answer needs the database, never because of the log.
         assert statuses <= {200, 503}
         server.start()
         wait_until("the API is ready again", lambda: is_ready(api.http))
-        wait_until("what waited is written", lambda: {*before, *during} <= api.kept())
-        assert api.ask() is not None
+        wait_until("the queue is written", lambda: {*before, *during} <= api.stored_ids())
+        assert api.prescribe() is not None
         assert 'bco_logged_prescriptions_total{result="lost"} 0.0' in api.http.get("/metrics").text

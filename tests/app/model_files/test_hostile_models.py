@@ -1,4 +1,4 @@
-"""Models from strangers: what is broken, huge or made to harm is refused with a sentence, and nothing is left."""
+"""Broken, huge or malicious model files are refused with a message and leave no files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.support.model_files import DESCRIPTION, LP, MPS, STO, TIM, send
 
 
 @pytest.fixture(autouse=True)
-def _well_afterwards(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever was sent, the next import is served and no file is left."""
+def _imports_still_work(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After each test, the next import works and no file is left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     answered(send(client, MPS), 201)
     assert list(tmp_path.iterdir()) == []
 
 
-def refused(client: TestClient, file: str | bytes, says: str, status: int = 422) -> None:
+def assert_refused(client: TestClient, file: str | bytes, says: str, status: int = 422) -> None:
     answer = send(client, file)
     assert answer.status_code == status, answer.text
     assert says in answer.json()["detail"], answer.text
@@ -77,19 +77,17 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize(("file", "says"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_file_that_cannot_be_used_is_refused_with_a_sentence(
-    client: TestClient, file: str | bytes, says: str
-) -> None:
+def test_an_unusable_model_file_is_refused_with_a_message(client: TestClient, file: str | bytes, says: str) -> None:
     if says == "no column":
         answer = send(client, file)
         assert answer.status_code == 422
         assert says in answer.json()["detail"]
         return
-    refused(client, file, says)
+    assert_refused(client, file, says)
 
 
 @pytest.mark.parametrize("name", ["../../../tmp/x", "/etc/passwd", "a`id`", "$(id)", "file:///etc/passwd", "%s%n"])
-def test_names_that_look_like_paths_are_names(client: TestClient, name: str) -> None:
+def test_names_that_look_like_paths_are_kept_as_names(client: TestClient, name: str) -> None:
     text = MPS.replace("NAME bakery", f"NAME {name}").replace("order", name)
     made = answered(send(client, text, DESCRIPTION | {"decisions": [name]}), 201)
     assert made["decisions"] == [name]
@@ -98,41 +96,41 @@ def test_names_that_look_like_paths_are_names(client: TestClient, name: str) -> 
     assert answered(send(client, text, description), 201)["spec"] == made["spec"]
 
 
-def test_too_much_is_refused_before_it_is_read(client: TestClient) -> None:
+def test_a_file_over_the_size_limit_is_refused_before_it_is_read(client: TestClient) -> None:
     answer = send(client, b"\xfe" * 40_000_000)
     assert answer.status_code == 413
     assert "32 MB" in answer.json()["detail"]
 
 
 def test_millions_of_lines_of_garbage_are_refused(client: TestClient) -> None:
-    refused(client, b"x y z 1 2 3\n" * 2_000_000, "neither MPS")
+    assert_refused(client, b"x y z 1 2 3\n" * 2_000_000, "neither MPS")
 
 
 def test_a_file_that_takes_too_much_memory_is_refused(client: TestClient, settings: Callable[..., None]) -> None:
     settings(upload_mb=20)
-    refused(client, MANY_ROWS, "BCO_UPLOAD_MB", 413)
+    assert_refused(client, MANY_ROWS, "BCO_UPLOAD_MB", 413)
 
 
 def test_a_file_that_takes_too_long_is_refused(client: TestClient, settings: Callable[..., None]) -> None:
     settings(upload_seconds=0.05)
-    refused(client, MANY_ROWS, "BCO_UPLOAD_SECONDS", 413)
+    assert_refused(client, MANY_ROWS, "BCO_UPLOAD_SECONDS", 413)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_reading_process_that_dies_meanwhile_costs_its_own_request_alone(
+def test_a_reader_process_that_dies_fails_only_its_own_request(
     client: TestClient, settings: Callable[..., None], number: int
 ) -> None:
     answered(send(client, MPS), 201)
     (process,) = service.readers.idle
-    # Stopped, it hangs as one would that a file has caught.
+    # A stopped process hangs like one stuck on a file.
     os.kill(process.pid, signal.SIGSTOP)
 
-    def end() -> None:
+    def kill_reader() -> None:
         time.sleep(0.3)
         os.kill(process.pid, number)
         os.kill(process.pid, signal.SIGCONT)
 
-    ending = threading.Thread(target=end)
+    ending = threading.Thread(target=kill_reader)
     ending.start()
     answer = send(client, MPS)
     ending.join()
@@ -140,7 +138,7 @@ def test_a_reading_process_that_dies_meanwhile_costs_its_own_request_alone(
 
 
 @pytest.mark.slow
-def test_scenarios_of_a_stranger_are_bounded_too(client: TestClient) -> None:
+def test_scenario_files_are_limited_too(client: TestClient) -> None:
     many = "".join(f" RHS meet {i} LATER 0.000001\n" for i in range(1_000_000))
     parts = {"time": TIM, "scenarios": f"STOCH\nINDEP DISCRETE\n{many}ENDATA\n"}
     answer = send(client, MPS, {"name": "b"}, **parts)

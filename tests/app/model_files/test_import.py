@@ -1,4 +1,4 @@
-"""Models as files: what is imported is the model in the file, and what is exported comes back as it was."""
+"""Import and export of model files: imports match the file, exports can be imported again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC: Json = {
 }
 
 
-def refused(response: Any, says: str, pointer: str = "#/file", status: int = 422) -> None:
+def assert_refused(response: Any, says: str, pointer: str = "#/file", status: int = 422) -> None:
     assert response.status_code == status, response.text
     answer = response.json()
     assert says in answer["detail"], answer
@@ -35,7 +35,7 @@ def refused(response: Any, says: str, pointer: str = "#/file", status: int = 422
 
 
 @pytest.mark.parametrize("file", [MPS, LP], ids=["mps", "lp"])
-def test_a_file_and_a_description_make_the_problem_that_could_have_been_posted(client: TestClient, file: str) -> None:
+def test_importing_a_file_and_description_equals_posting_the_problem(client: TestClient, file: str) -> None:
     made = send(client, file)
     answer = answered(made, 201)
     assert made.headers["location"] == f"/v1/problems/{answer['id']}"
@@ -51,7 +51,7 @@ def test_the_description_may_be_a_file(client: TestClient) -> None:
     assert answered(client.post("/v1/problems/import", files=files), 201)["spec"] == SPEC
 
 
-def test_an_import_sent_again_with_its_key_makes_one_problem(client: TestClient) -> None:
+def test_a_repeated_idempotency_key_imports_one_problem(client: TestClient) -> None:
     headers = {"Idempotency-Key": "import once"[:6]}
     files = {"file": ("model", MPS.encode())}
     form = {"description": json.dumps(DESCRIPTION)}
@@ -60,7 +60,7 @@ def test_an_import_sent_again_with_its_key_makes_one_problem(client: TestClient)
     assert second.headers["idempotency-replayed"] == "true"
 
 
-def test_what_is_exported_comes_back_as_the_same_problem(client: TestClient) -> None:
+def test_an_exported_problem_can_be_imported_again(client: TestClient) -> None:
     made = answered(send(client, MPS), 201)
     address = f"/v1/problems/{made['id']}/mps"
     text = client.get(address)
@@ -74,7 +74,7 @@ def test_what_is_exported_comes_back_as_the_same_problem(client: TestClient) -> 
     assert again["name"] == "bakery"
 
 
-def test_every_kind_that_is_a_linear_model_is_exported_and_others_say_why_not(client: TestClient) -> None:
+def test_linear_kinds_can_be_exported_and_others_are_refused(client: TestClient) -> None:
     shipment = {
         "kind": "shipment",
         "sources": [{"name": "north 1", "order_cost": 5, "emergency_cost": 100}],
@@ -97,7 +97,7 @@ def test_every_kind_that_is_a_linear_model_is_exported_and_others_say_why_not(cl
 
 
 @pytest.mark.parametrize("at", ["demand", "supply=1", "demand=x", "demand=inf", "demand=1e13"])
-def test_a_value_that_is_none_is_refused(client: TestClient, at: str) -> None:
+def test_an_invalid_outcome_value_is_refused(client: TestClient, at: str) -> None:
     made = answered(send(client, MPS), 201)
     answer = client.get(f"/v1/problems/{made['id']}/mps", params={"at": at})
     assert answer.status_code == 422
@@ -107,7 +107,7 @@ def test_a_value_that_is_none_is_refused(client: TestClient, at: str) -> None:
 # SMPS
 
 
-def test_smps_makes_a_problem_and_a_data_set_that_can_be_learned_from(client: TestClient) -> None:
+def test_smps_creates_a_problem_and_a_data_set_to_learn_from(client: TestClient) -> None:
     made = answered(send(client, MPS, {"name": "bakery"}, time=TIM, scenarios=STO), 201)
     assert made["decisions"] == ["order"]
     assert made["spec"]["outcomes"] == [{"name": "rhs of meet", "minimum": 10.0, "maximum": 30.0}]
@@ -122,25 +122,25 @@ def test_smps_makes_a_problem_and_a_data_set_that_can_be_learned_from(client: Te
     quick = {"method": "vi", "members": 2, "epochs": 2, "particles": 40}
     job = learn(client, answered(client.post("/v1/jobs", json=body | {"inference": quick}), 202)["id"])
     assert job["state"] == "succeeded", job["error"]
-    asked = {"contexts": [{}], "policy": "predictive", "scenarios": 400}
-    answer = answered(client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=asked))
+    request_body = {"contexts": [{}], "policy": "predictive", "scenarios": 400}
+    answer = answered(client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=request_body))
     assert 10 <= answer["prescriptions"][0]["decision"]["order"] <= 30
 
 
-def test_a_refused_import_leaves_nothing_behind(client: TestClient) -> None:
+def test_a_refused_import_stores_nothing(client: TestClient) -> None:
     before = counts()
-    refused(send(client, MPS, {"name": "b"}, scenarios=STO.replace("0.5", "0.4")), "sum to 0.9", "#/scenarios")
-    refused(send(client, MPS.replace("ENDATA", ""), DESCRIPTION), "cut off")
+    assert_refused(send(client, MPS, {"name": "b"}, scenarios=STO.replace("0.5", "0.4")), "sum to 0.9", "#/scenarios")
+    assert_refused(send(client, MPS.replace("ENDATA", ""), DESCRIPTION), "cut off")
     assert counts() == before
 
 
-def test_a_form_without_contexts_still_needs_one_unless_none_is_meant(client: TestClient) -> None:
+def test_a_data_set_without_contexts_needs_an_empty_list(client: TestClient) -> None:
     body: Json = {"name": "d", "outcomes": ["y"], "rows": [{"y": 1.0}, {"y": 2.0}]}
     assert "empty list" in client.post("/v1/datasets", json=body).json()["detail"]
     assert answered(client.post("/v1/datasets", json=body | {"contexts": []}), 201)["rows"] == 2
 
 
-# what the description says of the file
+# descriptions
 
 WRONG: list[tuple[Any, str, str]] = [
     ("{", "not valid JSON", "#/description"),
@@ -168,7 +168,7 @@ WRONG: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("description", "says", "pointer"), WRONG)
-def test_a_description_that_does_not_fit_is_refused_at_its_place(
+def test_a_description_that_does_not_fit_is_refused_with_a_pointer(
     client: TestClient, description: Any, says: str, pointer: str
 ) -> None:
-    refused(send(client, MPS, description), says, pointer)
+    assert_refused(send(client, MPS, description), says, pointer)

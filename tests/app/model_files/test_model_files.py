@@ -1,4 +1,4 @@
-"""What files say and what becomes of it: bounds, ranges, constants, SMPS with known optima, and round trips."""
+"""Reading and writing model files: bounds, ranges, constants, SMPS with known optima, round trips."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def read(text: str, folder: Path) -> FileModel:
     return read_model(text, folder, 20_000, 30_000, 500_000)
 
 
-def imported(text: str, folder: Path, **description: Any) -> tuple[Json, list[str]]:
+def read_spec(text: str, folder: Path, **description: Any) -> tuple[Json, list[str]]:
     model = read(text, folder)
-    told = PLAIN | description
-    entries = [{"constant": 0.0} | entry for entry in told["entries"]]
-    return write_specification(model, told | {"entries": entries}, first_stage_columns(model, told), None)
+    chosen = PLAIN | description
+    entries = [{"constant": 0.0} | entry for entry in chosen["entries"]]
+    return write_specification(model, chosen | {"entries": entries}, first_stage_columns(model, chosen), None)
 
 
 GENERAL = """\
@@ -73,8 +73,8 @@ ENDATA
 """
 
 
-def test_senses_bounds_ranges_constants_and_free_rows_are_kept(tmp_path: Path) -> None:
-    spec, notes = imported(GENERAL, tmp_path, decisions=["a", "b"])
+def test_senses_bounds_ranges_constants_and_free_rows_are_read(tmp_path: Path) -> None:
+    spec, notes = read_spec(GENERAL, tmp_path, decisions=["a", "b"])
     assert spec["sense"] == "maximize"
     bounds = {v["name"]: (v["minimum"], v["maximum"], v["integer"]) for v in spec["decisions"] + spec["recourse"]}
     assert bounds == {
@@ -98,19 +98,19 @@ def test_senses_bounds_ranges_constants_and_free_rows_are_kept(tmp_path: Path) -
     assert "'constant'" in notes[1]
 
 
-def test_without_recourse_the_constant_is_a_decision_whose_name_is_free(tmp_path: Path) -> None:
+def test_without_recourse_the_constant_becomes_a_decision_with_a_free_name(tmp_path: Path) -> None:
     text = "Minimize\n constant + 2 y + 5\nSubject To\n constant + y >= 1\nEnd\n"
-    spec, _ = imported(text, tmp_path)
+    spec, _ = read_spec(text, tmp_path)
     assert spec["recourse"] == []
     assert [(one["name"], one["cost"]) for one in spec["decisions"]] == [("constant", 1), ("y", 2), ("constant 2", 5)]
     assert "name" not in spec["rows"][0]
 
 
-def test_entries_of_every_place_become_uncertain_numbers(tmp_path: Path) -> None:
+def test_entries_anywhere_in_the_model_become_uncertain_numbers(tmp_path: Path) -> None:
     demand = {"y": 2.0}
     places = [(None, "order"), ("meet", "order"), ("room", "express"), ("meet", None), (None, None)]
     entries = [{"row": row, "column": column, "outcomes": demand, "constant": 1.0} for row, column in places]
-    spec, _ = imported(MPS, tmp_path, decisions=["order"], outcomes=[{"name": "y"}], entries=entries)
+    spec, _ = read_spec(MPS, tmp_path, decisions=["order"], outcomes=[{"name": "y"}], entries=entries)
     number = {"constant": 1.0, "outcomes": demand}
     assert spec["decisions"][0]["cost"] == number
     meet, room = spec["rows"]
@@ -123,13 +123,13 @@ def test_entries_of_every_place_become_uncertain_numbers(tmp_path: Path) -> None
     ("entry", "says"),
     [({"row": "most", "column": None}, "two limits"), ({"row": "unused", "column": "a"}, "bounds nothing")],
 )
-def test_what_cannot_be_uncertain_is_refused_at_its_entry(tmp_path: Path, entry: Json, says: str) -> None:
+def test_an_entry_that_cannot_be_uncertain_is_refused(tmp_path: Path, entry: Json, says: str) -> None:
     with pytest.raises(InvalidFile, match=says) as refusal:
-        imported(GENERAL, tmp_path, outcomes=[{"name": "y"}], entries=[entry | {"outcomes": {"y": 1}}])
+        read_spec(GENERAL, tmp_path, outcomes=[{"name": "y"}], entries=[entry | {"outcomes": {"y": 1}}])
     assert refusal.value.where == ("description", "entries", 0)
 
 
-def test_names_with_blanks_in_fixed_mps_are_kept(tmp_path: Path) -> None:
+def test_names_with_blanks_in_fixed_mps_are_read(tmp_path: Path) -> None:
     text = (
         "NAME          fixed\nROWS\n N  cost\n G  my row\nCOLUMNS\n    my col    cost               1.0   my row    "
         "         2.0\nRHS\n    RHS       my row             3.0\nENDATA\n"
@@ -178,39 +178,39 @@ def random_spec(seed: int) -> Json:
     }
 
 
-def same(one: Any, other: Any) -> bool:
+def models_equal(one: Any, other: Any) -> bool:
     if hasattr(one, "toarray"):
         return bool((one.toarray() == other.toarray()).all())
     if isinstance(one, core.Vector):
-        return same(one.constant, other.constant) and same(one.by_outcome, other.by_outcome)
+        return models_equal(one.constant, other.constant) and models_equal(one.by_outcome, other.by_outcome)
     if isinstance(one, core.Matrix):
         outcomes = np.random.default_rng(0).normal(size=3)
-        return same(one.at(outcomes), other.at(outcomes)) and same(one.constant, other.constant)
+        return models_equal(one.at(outcomes), other.at(outcomes)) and models_equal(one.constant, other.constant)
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else one == other
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_written_and_read_again_is_the_same_model(tmp_path: Path, seed: int) -> None:
+def test_a_written_model_is_read_back_unchanged(tmp_path: Path, seed: int) -> None:
     spec = random_spec(seed)
     text, description = write_mps(spec, "title\nof two lines", {"y 1": 2.5})
-    again, _ = imported(text, tmp_path, **description)
+    again, _ = read_spec(text, tmp_path, **description)
     one, other = core.read_model(spec), core.read_model(again)
     for field in core.LinearModel.__dataclass_fields__:
-        assert same(getattr(one, field), getattr(other, field)), field
+        assert models_equal(getattr(one, field), getattr(other, field)), field
 
 
 # SMPS
 
 
-def table_of(sto: str, folder: Path, mps: str = MPS, tim: str = TIM) -> tuple[Json, Any]:
+def read_scenarios(sto: str, folder: Path, mps: str = MPS, tim: str = TIM) -> tuple[Json, Any]:
     model = read(mps, folder)
     decided, periods = read_periods(tim, model)
     table = to_table(read_groups(sto, model, periods))
     return write_specification(model, PLAIN, decided, table)[0], table
 
 
-def best(spec: Json, rows: list[list[float]]) -> float:
-    """The least mean cost over equally likely rows, by one large program."""
+def optimal_cost(spec: Json, rows: list[list[float]]) -> float:
+    """Minimise the mean cost over equally likely rows as one large program."""
     data = core.read_model(spec)
     count, first, later = len(rows), len(data.decision_names), len(data.recourse_names)
     solver = highspy.Highs()
@@ -234,9 +234,9 @@ def best(spec: Json, rows: list[list[float]]) -> float:
 
 
 def test_independent_values_have_the_known_optimum(tmp_path: Path) -> None:
-    # By hand: order 20 for 100; of the demand of 30, a quarter of the time, 10 are bought at 8: 120.
-    spec, table = table_of(STO, tmp_path)
-    assert best(spec, sorted(table.rows)[:: len(table.rows) // 4]) == pytest.approx(120)
+    # By hand: order 20 for 100; with probability 1/4 demand is 30 and 10 more are bought at 8: 120.
+    spec, table = read_scenarios(STO, tmp_path)
+    assert optimal_cost(spec, sorted(table.rows)[:: len(table.rows) // 4]) == pytest.approx(120)
     assert table.notes == []
 
 
@@ -255,12 +255,12 @@ ENDATA
 """
 
 
-def test_blocks_change_what_they_name_and_keep_the_rest_of_the_first(tmp_path: Path) -> None:
-    spec, table = table_of(BLOCKS, tmp_path)
+def test_blocks_change_the_entries_they_name_and_keep_the_others(tmp_path: Path) -> None:
+    spec, table = read_scenarios(BLOCKS, tmp_path)
     assert {tuple(row): table.rows.count(row) for row in table.rows} == {(10, 8): 100, (30, 8): 50, (30, 2): 50}
     assert [one["name"] for one in spec["outcomes"]] == ["rhs of meet", "cost of express"]
-    # By hand: order 10 for 50; 20 more at 8 a quarter of the time, at 2 a quarter: 40 + 10.
-    assert best(spec, [[10, 8], [10, 8], [30, 8], [30, 2]]) == pytest.approx(100)
+    # By hand: order 10 for 50; 20 more at 8 with probability 1/4, at 2 with probability 1/4: 40 + 10.
+    assert optimal_cost(spec, [[10, 8], [10, 8], [30, 8], [30, 2]]) == pytest.approx(100)
 
 
 SCENARIOS = """\
@@ -277,29 +277,29 @@ ENDATA
 """
 
 
-def test_scenarios_inherit_from_their_parent_and_thirds_stay_thirds(tmp_path: Path) -> None:
+def test_scenarios_inherit_from_their_parent_and_have_equal_shares(tmp_path: Path) -> None:
     sto = SCENARIOS.replace(" room_not_named_before_is_no_row\n", "")
-    _, table = table_of(sto, tmp_path)
+    _, table = read_scenarios(sto, tmp_path)
     counted = {tuple(row): table.rows.count(row) for row in table.rows}
     assert counted == dict.fromkeys([(10, 0.5), (20, 0.5), (10, 1)], 67)
     assert len(table.rows) >= LEAST_ROWS
 
 
-def test_a_right_hand_side_of_the_objective_is_taken_from_it(tmp_path: Path) -> None:
+def test_a_right_hand_side_of_the_objective_is_subtracted(tmp_path: Path) -> None:
     sto = "STOCH\nINDEP DISCRETE\n RHS cost -4 LATER 0.5\n RHS cost 6 LATER 0.5\nENDATA\n"
-    spec, _ = table_of(sto, tmp_path)
+    spec, _ = read_scenarios(sto, tmp_path)
     assert spec["recourse"][-1]["cost"] == {"constant": 0.0, "outcomes": {"rhs of the objective": -1.0}}
 
 
-def test_values_that_never_vary_are_part_of_the_model(tmp_path: Path) -> None:
+def test_constant_scenario_values_become_part_of_the_model(tmp_path: Path) -> None:
     sto = STO.replace("ENDATA", " order meet 0.75 LATER 1\nENDATA")
-    spec, table = table_of(sto, tmp_path)
+    spec, table = read_scenarios(sto, tmp_path)
     assert spec["rows"][0]["decisions"] == {"order": 0.75}
     assert len(spec["outcomes"]) == 1
     assert "'order in meet'" in table.notes[0]
 
 
-def test_many_independent_values_are_sampled_in_proportion_and_alike_each_time() -> None:
+def test_many_independent_values_are_sampled_proportionally_and_repeatably() -> None:
     choices = [(Fraction(1, 4), [0.0]), (Fraction(3, 4), [1.0])]
     groups = [IndependentGroup([(f"x{i}", "row")], choices) for i in range(40)]
     table = to_table(groups)
@@ -311,7 +311,7 @@ def test_many_independent_values_are_sampled_in_proportion_and_alike_each_time()
     assert "sample of 10000 of them (seed 0)" in table.notes[0]
 
 
-def test_probabilities_that_rows_cannot_hold_are_approximated_and_that_is_said() -> None:
+def test_inexact_probabilities_are_approximated_with_a_note() -> None:
     shares = [Fraction("0.123456789"), Fraction("0.876543211")]
     table = to_table([IndependentGroup([(None, "r")], [(share, [float(i)]) for i, share in enumerate(shares)])])
     assert len(table.rows) == MOST_ROWS
@@ -333,7 +333,7 @@ WRONG_TIM = [
 
 
 @pytest.mark.parametrize(("text", "says"), WRONG_TIM)
-def test_a_wrong_tim_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_time_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InvalidFile, match=says) as refusal:
         read_periods(text, read(MPS, tmp_path))
     assert refusal.value.where == ("time",)
@@ -367,11 +367,11 @@ WRONG_STO = [
 
 
 @pytest.mark.parametrize(("text", "says"), WRONG_STO)
-def test_a_wrong_sto_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_scenario_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InvalidFile, match=says) as refusal:
-        table_of(text, tmp_path)
+        read_scenarios(text, tmp_path)
     assert refusal.value.where == ("scenarios",)
 
 
-def test_a_text_is_a_text() -> None:
+def test_a_byte_order_mark_is_removed_from_text() -> None:
     assert decode_text(b"\xef\xbb\xbfNAME\n") == "NAME\n"

@@ -1,4 +1,4 @@
-"""What loaded posteriors take of memory is counted, shared between processes, and given back."""
+"""Memory of loaded posteriors is counted, shared between processes and released."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.prescriptions.cache import size_of
 from bco_core.posterior import Posterior
 from tests.support.journey import Json, learned, prescribe
 
-GIVEN_BACK = """
+RELEASE_SCRIPT = """
 import numpy as np, psutil
 from app.prescriptions.cache import give_back_early
 give_back_early()
@@ -41,23 +41,23 @@ def posterior(client: TestClient) -> Json:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where several processes would share arrays."""
+    """The folder where processes share arrays."""
     monkeypatch.setenv(shared.FOLDER, str(tmp_path))
     return tmp_path / "posteriors"
 
 
-def loaded(posterior_id: str) -> Any:
+def load_posterior(posterior_id: str) -> Any:
     with transaction() as session:
         return service.load(session, session.get_one(PosteriorRow, posterior_id))
 
 
-def test_every_array_counts_once_however_deep_it_is() -> None:
+def test_every_nested_array_counts_once() -> None:
     @dataclass(frozen=True)
     class Deep:
         tensor: torch.Tensor
         more: Any
 
-    # Only our own objects are looked into.
+    # Sizes are followed into our own objects only.
     Deep.__module__ = "bco_core.deep"
     tensor, array = torch.zeros(100, dtype=torch.float64), np.zeros((10, 10))
     assert size_of(Deep(tensor, {"a": [array, array[2:]], "b": (tensor[:5], "text", 3)})) == 1600
@@ -73,7 +73,7 @@ def test_a_loaded_posterior_is_counted_with_its_problem(client: TestClient, post
 
 
 def test_processes_map_the_same_files(client: TestClient, posterior: Json, folder: Path) -> None:
-    first, second = loaded(posterior["id"]), loaded(posterior["id"])
+    first, second = load_posterior(posterior["id"]), load_posterior(posterior["id"])
     assert sorted(file.stem for file in (folder / posterior["id"]).iterdir()) == sorted(first.to_arrays()[1])
     for name, values in first.to_arrays()[1].items():
         assert np.array_equal(values, second.to_arrays()[1][name])
@@ -81,7 +81,7 @@ def test_processes_map_the_same_files(client: TestClient, posterior: Json, folde
     assert mapped == 2
 
 
-def test_what_is_read_from_files_is_what_the_database_has(client: TestClient, posterior: Json, folder: Path) -> None:
+def test_shared_files_give_the_same_answer_as_the_database(client: TestClient, posterior: Json, folder: Path) -> None:
     answer = prescribe(client, posterior["id"])
     for _ in range(2):
         client.app.state.posteriors = cache.cache_from_settings()
@@ -89,7 +89,7 @@ def test_what_is_read_from_files_is_what_the_database_has(client: TestClient, po
     assert folder.is_dir()
 
 
-def test_a_posterior_that_goes_takes_its_files_along(client: TestClient, folder: Path) -> None:
+def test_deleting_a_posterior_deletes_its_files(client: TestClient, folder: Path) -> None:
     made = learned(client)
     client.app.state.posteriors = cache.cache_from_settings()
     prescribe(client, made["id"])
@@ -98,23 +98,23 @@ def test_a_posterior_that_goes_takes_its_files_along(client: TestClient, folder:
     assert not (folder / made["id"]).exists()
 
 
-def test_fresh_draws_are_shared_between_processes_and_go_with_their_posterior(
+def test_fresh_draws_are_shared_and_deleted_with_their_posterior(
     client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = learned(client)
     client.app.state.posteriors = cache.cache_from_settings()
     alone = prescribe(client, made["id"], seed=5)
-    # Another process has none of it in memory, and draws nothing.
+    # Another process starts with an empty cache and draws nothing.
     client.app.state.posteriors = cache.cache_from_settings()
     with monkeypatch.context() as patch:
-        patch.setattr(Posterior, "draws", lambda *_: pytest.fail("it was drawn again"))
+        patch.setattr(Posterior, "draws", lambda *_: pytest.fail("drawn again"))
         assert prescribe(client, made["id"], seed=5) == alone
     assert len([place for place in folder.iterdir() if place.name.startswith(made["id"])]) == 2
     client.delete(f"/v1/posteriors/{made['id']}")
     assert [place for place in folder.iterdir() if place.name.startswith(made["id"])] == []
 
 
-def test_a_posterior_that_makes_room_for_another_takes_its_files_along(folder: Path) -> None:
+def test_evicting_a_posterior_deletes_its_files(folder: Path) -> None:
     kept = cache.PosteriorCache(100)
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
@@ -122,21 +122,21 @@ def test_a_posterior_that_makes_room_for_another_takes_its_files_along(folder: P
     assert [place.name for place in folder.iterdir()] == ["two"]
 
 
-def test_without_room_for_files_posteriors_are_read_into_memory(
+def test_without_disk_space_posteriors_are_read_into_memory(
     client: TestClient, posterior: Json, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
+    def raise_disk_full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "save", full)
-    assert len(loaded(posterior["id"]).particles) == posterior["particles"]
+    monkeypatch.setattr(np, "save", raise_disk_full)
+    assert len(load_posterior(posterior["id"]).particles) == posterior["particles"]
     assert "No space left" in caplog.text
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-def test_memory_of_large_arrays_is_given_back() -> None:
-    command = [sys.executable, "-c", GIVEN_BACK]
+def test_memory_of_large_arrays_is_released() -> None:
+    command = [sys.executable, "-c", RELEASE_SCRIPT]
     kept = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert kept < 30

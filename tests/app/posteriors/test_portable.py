@@ -1,4 +1,4 @@
-"""A posterior taken elsewhere in a file decides there exactly as it did here."""
+"""Export and import: a posterior in another service makes exactly the same decisions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def posterior(client: TestClient) -> Json:
 
 
 @pytest.fixture
-def exported(posterior: Json, tmp_path: Path) -> Path:
+def exported_file(posterior: Json, tmp_path: Path) -> Path:
     path = tmp_path / "spring.bco"
     portable.export(posterior["id"], path)
     return path
@@ -45,8 +45,8 @@ def command(*arguments: object) -> Any:
 
 
 @contextmanager
-def elsewhere(tmp_path: Path) -> Iterator[TestClient]:
-    """Another service, on a database of its own."""
+def other_service(tmp_path: Path) -> Iterator[TestClient]:
+    """Run another service on its own database."""
     with service_on(f"sqlite:///{tmp_path / 'elsewhere.db'}"):
         migrate(get_settings().sqlalchemy_url)
         with TestClient(create_app(), raise_server_exceptions=False) as client:
@@ -54,19 +54,19 @@ def elsewhere(tmp_path: Path) -> Iterator[TestClient]:
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """The command sends logs to its own stderr, which is gone after it."""
+def _restore_log_handlers() -> Iterator[None]:
+    """The command logs to its own stderr, which is closed afterwards."""
     handlers = logging.root.handlers[:]
     yield
     logging.root.handlers[:] = handlers
 
 
-def test_a_posterior_decides_elsewhere_exactly_as_here(
-    client: TestClient, posterior: Json, exported: Path, tmp_path: Path
+def test_an_imported_posterior_makes_the_same_decisions(
+    client: TestClient, posterior: Json, exported_file: Path, tmp_path: Path
 ) -> None:
     here = [prescribe(client, posterior["id"], **options) for options in ({}, {"seed": 3, "policy": "bcp"})]
-    with elsewhere(tmp_path) as other:
-        result = command("import", exported)
+    with other_service(tmp_path) as other:
+        result = command("import", exported_file)
         assert (result.exit_code, posterior["id"] in result.output) == (0, True), result.output
         there = [prescribe(other, posterior["id"], **options) for options in ({}, {"seed": 3, "policy": "bcp"})]
         assert there == here
@@ -75,15 +75,17 @@ def test_a_posterior_decides_elsewhere_exactly_as_here(
         assert answered(other.get(f"/v1/problems/{posterior['problem_id']}"))["spec"] == posterior["problem"]
         for path in ("diagnostics", "particles"):
             assert other.get(f"/v1/posteriors/{posterior['id']}/{path}").status_code == 200
-        again = command("import", exported)
+        again = command("import", exported_file)
         assert (again.exit_code, "already" in again.output) == (0, True)
         assert counts()["posteriors"] == 1
         assert other.delete(f"/v1/posteriors/{posterior['id']}").status_code == 204
 
 
-def test_a_workspace_gets_a_copy_of_its_own(client: TestClient, posterior: Json, exported: Path) -> None:
+def test_importing_into_another_workspace_makes_a_copy(
+    client: TestClient, posterior: Json, exported_file: Path
+) -> None:
     before = counts()
-    row, new = portable.import_(exported, "planning")
+    row, new = portable.import_(exported_file, "planning")
     assert new
     assert row.id != posterior["id"]
     assert row.problem_id != posterior["problem_id"]
@@ -92,22 +94,22 @@ def test_a_workspace_gets_a_copy_of_its_own(client: TestClient, posterior: Json,
     assert (after["posteriors"] - before["posteriors"], after["problems"] - before["problems"]) == (1, 1)
 
 
-def test_importing_where_it_was_exported_changes_nothing(exported: Path, posterior: Json) -> None:
+def test_importing_into_the_exporting_workspace_changes_nothing(exported_file: Path, posterior: Json) -> None:
     before = counts()
-    row, new = portable.import_(exported, DEFAULT_WORKSPACE)
+    row, new = portable.import_(exported_file, DEFAULT_WORKSPACE)
     assert (row.id, new) == (posterior["id"], False)
     assert counts() == before
 
 
-def test_the_file_is_plain_json_and_arrays(exported: Path, posterior: Json) -> None:
-    with zipfile.ZipFile(exported) as archive:
+def test_the_file_is_plain_json_and_arrays(exported_file: Path, posterior: Json) -> None:
+    with zipfile.ZipFile(exported_file) as archive:
         manifest = json.loads(archive.read("manifest.json"))
         assert manifest["digest"] == posterior["digest"]
         for name in manifest["files"]:
             np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
 
 
-def test_exporting_what_is_not_there_is_said_plainly(client: TestClient, tmp_path: Path) -> None:
+def test_exporting_a_missing_posterior_fails_with_a_message(client: TestClient, tmp_path: Path) -> None:
     for name in ("post_nowhere", "post_" + "0" * 26):
         result = command("export", name, tmp_path / "x.bco")
         assert result.exit_code == 1
@@ -115,16 +117,16 @@ def test_exporting_what_is_not_there_is_said_plainly(client: TestClient, tmp_pat
         assert not (tmp_path / "x.bco").exists()
 
 
-def test_a_file_that_cannot_be_written_is_said_plainly(posterior: Json, tmp_path: Path) -> None:
+def test_an_unwritable_file_fails_with_a_message(posterior: Json, tmp_path: Path) -> None:
     result = command("export", posterior["id"], tmp_path / "nowhere" / "x.bco")
     assert result.exit_code == 1
     assert "cannot be written" in result.output
 
 
-# files that must not be believed
+# tampered files
 
 
-def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
+def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     change(parts)
@@ -156,7 +158,7 @@ def _flip_and_sign(parts: dict[str, bytes]) -> None:
     with_manifest(files=files)(parts)
 
 
-def _pickled(parts: dict[str, bytes]) -> None:
+def _pickle(parts: dict[str, bytes]) -> None:
     import hashlib
 
     data = pickle.dumps({"a": 1})
@@ -168,7 +170,7 @@ def _pickled(parts: dict[str, bytes]) -> None:
 WRONG: dict[str, tuple[Callable[[dict[str, bytes]], None], str]] = {
     "a flipped bit": (_flip, "checksum"),
     "a flipped bit under a new checksum": (_flip_and_sign, "digest"),
-    "a pickle": (_pickled, "cannot be read"),
+    "a pickle": (_pickle, "cannot be read"),
     "a part that nobody named": (lambda parts: parts.update({"../../evil": b"x"}), "other parts"),
     "a part that is missing": (lambda parts: parts.pop("arrays/particles.npy") and None, "other parts"),
     "another format": (with_manifest(format="mine"), "cannot be read"),
@@ -182,17 +184,17 @@ WRONG: dict[str, tuple[Callable[[dict[str, bytes]], None], str]] = {
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG.keys())
-def test_a_file_that_was_changed_is_refused_with_a_reason_and_leaves_nothing(
-    exported: Path, change: Callable[[dict[str, bytes]], None], words: str
+def test_a_tampered_file_is_refused_with_a_reason_and_not_stored(
+    exported_file: Path, change: Callable[[dict[str, bytes]], None], words: str
 ) -> None:
-    rewritten(exported, change)
+    rewrite(exported_file, change)
     before = counts()
     with pytest.raises(InvalidInput, match=words):
-        portable.import_(exported, DEFAULT_WORKSPACE)
+        portable.import_(exported_file, DEFAULT_WORKSPACE)
     assert counts() == before
 
 
-def test_what_is_no_such_file_is_refused_with_a_reason(tmp_path: Path, client: TestClient) -> None:
+def test_a_file_of_another_kind_is_refused_with_a_reason(tmp_path: Path, client: TestClient) -> None:
     path = tmp_path / "x.bco"
     path.write_bytes(b"PK\x03\x04 not really")
     result = command("import", path)
@@ -201,18 +203,18 @@ def test_what_is_no_such_file_is_refused_with_a_reason(tmp_path: Path, client: T
     assert "Traceback" not in result.output
 
 
-def test_a_file_that_unfolds_beyond_the_limit_is_not_unfolded(
-    exported: Path, settings: Callable[..., None], posterior: Json
+def test_a_file_beyond_the_size_limit_is_not_decompressed(
+    exported_file: Path, settings: Callable[..., None], posterior: Json
 ) -> None:
     def swell(parts: dict[str, bytes]) -> None:
         parts["arrays/particles.npy"] = b"\0" * 3_000_000
 
-    with zipfile.ZipFile(exported) as archive:
+    with zipfile.ZipFile(exported_file) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     swell(parts)
-    with zipfile.ZipFile(exported, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(exported_file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
     settings(max_posterior_mb=1)
     with pytest.raises(InvalidInput, match="BCO_MAX_POSTERIOR_MB"):
-        portable.import_(exported, DEFAULT_WORKSPACE)
+        portable.import_(exported_file, DEFAULT_WORKSPACE)

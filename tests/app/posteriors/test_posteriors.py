@@ -1,3 +1,5 @@
+"""Posteriors over HTTP: provenance, particles, blocks, damage, deletion and the cache."""
+
 from __future__ import annotations
 
 import io
@@ -59,8 +61,8 @@ def posterior(client: TestClient) -> Json:
 
 
 @contextmanager
-def stored_in_full() -> Iterator[pytest.MonkeyPatch]:
-    """Particles are stored, as those of chains are, and as earlier versions stored all."""
+def storing_particles() -> Iterator[pytest.MonkeyPatch]:
+    """Store particles too, as for chains and in earlier versions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learn, "strip_particles", lambda description, arrays: arrays)
         yield patch
@@ -68,8 +70,8 @@ def stored_in_full() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(scope="module")
 def split(client: TestClient) -> Json:
-    """The same posterior stored in full, in blocks of three particles."""
-    with stored_in_full() as patch:
+    """The same posterior with stored particles, in blocks of three."""
+    with storing_particles() as patch:
         patch.setattr(blobs, "BLOCK_BYTES", 300)
         return learned(client, name="split", seed=11)
 
@@ -106,7 +108,7 @@ def flip_a_byte(posterior_id: str, array: str, block: int = 0) -> None:
 
 @pytest.fixture
 def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The checksums of the blocks that were read from the database and checked."""
+    """Record the checksums of blocks that are read from the database."""
     read: list[str] = []
 
     def verified(data: bytes, sha256: str) -> bytes:
@@ -117,7 +119,7 @@ def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def test_a_posterior_says_where_it_came_from_and_what_it_expects(client: TestClient, posterior: Json) -> None:
+def test_a_posterior_shows_its_provenance_and_its_columns(client: TestClient, posterior: Json) -> None:
     job = answered(client.get(f"/v1/jobs/{posterior['job_id']}"))
     assert posterior["id"] == job["posterior_id"]
     assert (posterior["problem_id"], posterior["dataset_id"]) == (job["problem_id"], job["dataset_id"])
@@ -151,7 +153,7 @@ def test_diagnostics_compare_every_policy_with_the_best_constant_decision(client
     found = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
     assert set(found["held_out_cost"]) == set(POLICIES)
     assert (found["quality"], found["reason"]) == (posterior["quality"], posterior["reason"])
-    # Two members hold out a fifth of the 60 rows each.
+    # Each of two members holds out a fifth of the 60 rows.
     assert found["held_out_rows"] == 24
     bcp, constant = found["held_out_cost"]["bcp"]["mean"], found["constant_decision_cost"]["mean"]
     assert found["gain_over_constant"]["mean"] == pytest.approx(bcp - constant)
@@ -159,7 +161,7 @@ def test_diagnostics_compare_every_policy_with_the_best_constant_decision(client
     assert [len(epochs) for epochs in found["best_epochs"]] == [QUICK["members"]]
 
 
-def test_diagnostics_say_what_was_learned_from_and_with(client: TestClient) -> None:
+def test_diagnostics_show_the_provenance_of_training(client: TestClient) -> None:
     dataset = create_dataset(client)
     job = create_job(client, dataset_id=dataset["id"])
     rows = {"rows": [ROWS[0]]}
@@ -171,7 +173,7 @@ def test_diagnostics_say_what_was_learned_from_and_with(client: TestClient) -> N
     assert origin["versions"]["torch"] == version("torch")
 
 
-def test_the_particles_file_holds_exactly_what_is_stored(client: TestClient, posterior: Json) -> None:
+def test_the_particles_file_equals_the_stored_arrays(client: TestClient, posterior: Json) -> None:
     arrays = download(client, posterior["id"])
     assert set(arrays) == {"particles", "context_mean", "context_scale", "outcome_mean", "outcome_scale"}
     for name, values in arrays.items():
@@ -195,7 +197,7 @@ def test_the_particles_file_holds_exactly_what_is_stored(client: TestClient, pos
     ],
     ids=str,
 )
-def test_a_part_of_the_particles_is_that_part_of_all_of_them(
+def test_a_range_of_particles_equals_that_range_of_all(
     client: TestClient, posterior: Json, split: Json, query: dict[str, int], expected: slice
 ) -> None:
     everything = arrays_of(posterior["id"])["particles"]
@@ -215,15 +217,13 @@ def test_a_posterior_in_many_blocks_is_the_same_posterior(posterior: Json, split
         np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_particles_are_drawn_again_instead_of_stored_where_they_are_exactly_those(
-    client: TestClient, posterior: Json, split: Json
-) -> None:
+def test_reproducible_particles_are_redrawn_instead_of_stored(client: TestClient, posterior: Json, split: Json) -> None:
     assert stored_arrays(posterior["id"]) == ARRAYS - {"particles"}
     assert stored_arrays(split["id"]) == ARRAYS
     answers = []
     for made in (posterior, split):
         for changes in ({}, {"policy": "thompson"}, {"scenarios": 60}, {"seed": 3}):
-            # Loaded from the database, as after a restart.
+            # Load from the database, as after a restart.
             client.app.state.posteriors = cache.cache_from_settings()
             answers.append(prescribe(client, made["id"], **changes)["prescriptions"])
     assert answers[:4] == answers[4:]
@@ -234,23 +234,23 @@ def test_the_particles_of_chains_are_stored(client: TestClient) -> None:
     assert "particles" in stored_arrays(learned(client, inference=chains)["id"])
 
 
-def test_particles_with_digits_of_another_machine_serve_with_a_warning(
+def test_particles_that_differ_by_rounding_are_used_with_a_warning(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = learned(client)
     before = arrays_of(made["id"])["particles"]
     assert not any("other digits" in message for message in caplog.messages)
 
-    def otherwise(*arguments: Any) -> Array:
+    def draw_with_rounding(*arguments: Any) -> Array:
         return np.nextafter(draw_particles(*arguments), np.float32(np.inf))
 
-    monkeypatch.setattr(service, "draw_particles", otherwise)
+    monkeypatch.setattr(service, "draw_particles", draw_with_rounding)
     np.testing.assert_allclose(arrays_of(made["id"])["particles"], before, rtol=1e-6)
     assert any(made["id"] in message and "other digits" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(("first", "count", "blocks"), [(0, 3, 1), (2, 2, 2), (9, 3, 1), (10, 7, 3), (39, 1, 1)])
-def test_reading_a_part_reads_only_the_blocks_that_hold_it(
+def test_reading_a_range_reads_only_its_blocks(
     split: Json, blocks_read: list[str], first: int, count: int, blocks: int
 ) -> None:
     with transaction() as session:
@@ -268,7 +268,7 @@ def test_the_digest_covers_the_description_and_every_array(posterior: Json) -> N
         assert digest(posterior["description"], arrays | {name: changed}) != posterior["digest"]
 
 
-def test_nothing_stored_is_a_pickle(split: Json) -> None:
+def test_no_stored_block_is_a_pickle(split: Json) -> None:
     with transaction() as session:
         where = PosteriorBlockRow.posterior_id == split["id"]
         blocks = session.scalars(sa.select(PosteriorBlockRow).where(where)).all()
@@ -279,8 +279,8 @@ def test_nothing_stored_is_a_pickle(split: Json) -> None:
 
 @pytest.fixture(scope="module")
 def damaged(client: TestClient) -> Json:
-    """A posterior to break and mend."""
-    with stored_in_full():
+    """A posterior to damage and repair."""
+    with storing_particles():
         return learned(client, name="damaged")
 
 
@@ -300,8 +300,8 @@ def test_a_posterior_with_a_flipped_byte_is_refused(client: TestClient, damaged:
     assert client.post(f"/v1/posteriors/{damaged['id']}/prescribe", json={"contexts": CONTEXTS[:1]}).is_success
 
 
-def test_damage_in_one_block_leaves_the_others_readable(client: TestClient) -> None:
-    with stored_in_full() as patch:
+def test_damage_to_one_block_leaves_the_others_readable(client: TestClient) -> None:
+    with storing_particles() as patch:
         patch.setattr(blobs, "BLOCK_BYTES", 300)
         damaged = learned(client)
     flip_a_byte(damaged["id"], "particles", block=5)
@@ -312,7 +312,7 @@ def test_damage_in_one_block_leaves_the_others_readable(client: TestClient) -> N
         assert client.get(path, params=query).status_code == 500
 
 
-def test_a_deleted_posterior_is_gone_with_its_blocks_even_from_memory(client: TestClient) -> None:
+def test_a_deleted_posterior_is_gone_with_its_blocks_and_cache_entry(client: TestClient) -> None:
     made = learned(client)
     path = f"/v1/posteriors/{made['id']}"
     prescribe(client, made["id"])
@@ -334,7 +334,7 @@ def test_a_deleted_posterior_is_gone_with_its_blocks_even_from_memory(client: Te
     assert [answer.status_code for answer in answers] == [404] * 5
 
 
-def test_the_memory_for_loaded_posteriors_is_bounded_and_keeps_the_latest() -> None:
+def test_the_cache_of_posteriors_is_limited_and_keeps_the_latest() -> None:
     kept = cache.PosteriorCache(100)
     for key in range(5):
         assert kept.get(key, lambda key=key: (key * 10, 40)) == key * 10
@@ -344,7 +344,7 @@ def test_the_memory_for_loaded_posteriors_is_bounded_and_keeps_the_latest() -> N
     assert list(kept._entries) == [3, 5]
 
 
-def test_two_applications_in_one_process_share_no_loaded_posteriors(client: TestClient, posterior: Json) -> None:
+def test_two_applications_in_one_process_share_no_cache(client: TestClient, posterior: Json) -> None:
     other = create_app()
     with TestClient(other) as second:
         prescribe(client, posterior["id"])
@@ -353,7 +353,7 @@ def test_two_applications_in_one_process_share_no_loaded_posteriors(client: Test
     assert posterior["id"] in other.state.posteriors._entries
 
 
-def test_a_value_larger_than_the_whole_budget_still_serves() -> None:
+def test_a_value_larger_than_the_cache_is_still_returned() -> None:
     kept = cache.PosteriorCache(100)
     assert kept.get("big", lambda: ("value", 1000)) == "value"
     assert kept.get("big", lambda: ("made again", 1000)) == "value"

@@ -1,4 +1,4 @@
-"""Prescribe calls that wait are decided together, and each is answered as if it had been alone."""
+"""Batching: waiting prescribe calls are decided together, with the same answers as alone."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def path(posterior: Json) -> str:
     return f"/v1/posteriors/{posterior['id']}/prescribe"
 
 
-class Watched:
-    """The service's ``prescribe``, held up at its first call, with the size of every group it was given."""
+class BlockedPrescribe:
+    """``prescribe`` that blocks on its first call and records batch sizes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -52,90 +52,92 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockedPrescribe]:
     monkeypatch.setattr("app.prescriptions.batching.TURN_SECONDS", 60.0)
-    made = Watched(monkeypatch)
+    made = BlockedPrescribe(monkeypatch)
     yield made
     made.go_on.set()
 
 
-def all_at_once(client: TestClient, watched: Watched, url: str, bodies: Sequence[Json]) -> list[Json]:
-    """The answers to bodies of which the first is held up until all the others wait."""
+def post_concurrently(client: TestClient, blocked: BlockedPrescribe, url: str, bodies: Sequence[Json]) -> list[Json]:
+    """Post all bodies; the first call blocks until all others wait."""
     admission = client.app.state.admission
     with ThreadPoolExecutor(len(bodies)) as pool:
         first = pool.submit(client.post, url, json=bodies[0])
-        assert watched.begun.wait(60)
+        assert blocked.begun.wait(60)
         others = [pool.submit(client.post, url, json=body) for body in bodies[1:]]
         while admission.taken < len(bodies):
             assert not first.done()
-        watched.go_on.set()
+        blocked.go_on.set()
         responses = [one.result(60) for one in (first, *others)]
     return [{"status": one.status_code} | json.loads(without_id(one.content)) for one in responses]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_answers_decided_together_are_those_decided_alone(
-    client: TestClient, posterior: Json, watched: Watched, policy: str
+def test_batched_answers_equal_single_answers(
+    client: TestClient, posterior: Json, blocked: BlockedPrescribe, policy: str
 ) -> None:
     bodies = [{"contexts": CONTEXTS[n : n + 1 + n % 3], "policy": policy, "scenarios": 50} for n in range(12)]
-    watched.go_on.set()
+    blocked.go_on.set()
     alone = [{"status": 200} | prescribe(client, posterior["id"], **body) for body in bodies]
-    watched.go_on.clear()
-    watched.begun.clear()
-    watched.sizes.clear()
-    assert all_at_once(client, watched, path(posterior), bodies) == alone
-    assert watched.sizes == ([1] * 12 if POLICIES[policy].random else [1, 11])
+    blocked.go_on.clear()
+    blocked.begun.clear()
+    blocked.sizes.clear()
+    assert post_concurrently(client, blocked, path(posterior), bodies) == alone
+    assert blocked.sizes == ([1] * 12 if POLICIES[policy].random else [1, 11])
 
 
-def test_one_bad_request_spoils_only_its_own_answer(client: TestClient, posterior: Json, watched: Watched) -> None:
-    watched.go_on.set()
+def test_a_bad_request_does_not_affect_others_of_its_batch(
+    client: TestClient, posterior: Json, blocked: BlockedPrescribe
+) -> None:
+    blocked.go_on.set()
     prescribe(client, posterior["id"])
-    watched.go_on.clear()
-    watched.begun.clear()
+    blocked.go_on.clear()
+    blocked.begun.clear()
     good: Json = {"contexts": CONTEXTS[:1]}
     bad: Json = {"contexts": [CONTEXTS[0] | {"temperature": "warm"}]}
-    answers = all_at_once(client, watched, path(posterior), [good, good, bad, good])
+    answers = post_concurrently(client, blocked, path(posterior), [good, good, bad, good])
     assert [answer["status"] for answer in answers] == [200, 200, 422, 200]
     assert answers[2]["errors"][0]["pointer"] == "#/contexts/0/temperature"
     assert answers[0] == answers[1] == answers[3]
 
 
-def test_requests_that_differ_in_how_to_decide_are_not_joined(
-    client: TestClient, posterior: Json, watched: Watched
+def test_requests_with_different_options_are_not_batched(
+    client: TestClient, posterior: Json, blocked: BlockedPrescribe
 ) -> None:
-    watched.go_on.set()
+    blocked.go_on.set()
     prescribe(client, posterior["id"])
-    watched.go_on.clear()
-    watched.begun.clear()
-    watched.sizes.clear()
+    blocked.go_on.clear()
+    blocked.begun.clear()
+    blocked.sizes.clear()
     plain: Json = {"contexts": CONTEXTS[:1]}
     changes: list[Json] = [{}, {"policy": "map"}, {"scenarios": 7}, {"seed": 5}, {"costs_over": "posterior"}]
-    others = all_at_once(client, watched, path(posterior), [plain | change for change in changes])
+    others = post_concurrently(client, blocked, path(posterior), [plain | change for change in changes])
     assert [answer["status"] for answer in others] == [200] * 5
-    assert watched.sizes == [1] * 5
+    assert blocked.sizes == [1] * 5
 
 
-def test_groups_stay_within_their_limit_and_one_is_no_group_at_all(
-    posterior: Json, watched: Watched, settings: Callable[..., None]
+def test_batches_stay_within_their_limit_and_a_limit_of_one_disables_them(
+    posterior: Json, blocked: BlockedPrescribe, settings: Callable[..., None]
 ) -> None:
     for most, sizes in ((4, [1, 4, 3]), (1, [1] * 8)):
         settings(max_together=most)
         with TestClient(create_app()) as client:
-            watched.go_on.set()
+            blocked.go_on.set()
             prescribe(client, posterior["id"])
-            watched.go_on.clear()
-            watched.begun.clear()
-            watched.sizes.clear()
-            answers = all_at_once(client, watched, path(posterior), [{"contexts": CONTEXTS[:1]}] * 8)
+            blocked.go_on.clear()
+            blocked.begun.clear()
+            blocked.sizes.clear()
+            answers = post_concurrently(client, blocked, path(posterior), [{"contexts": CONTEXTS[:1]}] * 8)
         assert [answer["status"] for answer in answers] == [200] * 8
-        assert sorted(watched.sizes) == sorted(sizes)
+        assert sorted(blocked.sizes) == sorted(sizes)
 
 
-def test_nobody_waits_where_nobody_is_before_them() -> None:
-    """Each of some calls, one after the other, is begun at the very next moments of the loop."""
+def test_a_call_without_others_ahead_does_not_wait() -> None:
+    """Sequential calls start at once, each in a batch of its own."""
 
     async def calls() -> list[Sequence[int]]:
-        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
+        batcher: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
         groups: list[Sequence[int]] = []
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
@@ -143,39 +145,39 @@ def test_nobody_waits_where_nobody_is_before_them() -> None:
             return list(numbers)
 
         for number in range(3):
-            assert await together.answer("kind", number, 1, decide) == number
+            assert await batcher.answer("kind", number, 1, decide) == number
         return groups
 
     assert asyncio.run(calls()) == [[0], [1], [2]]
 
 
-def test_an_error_reaches_everybody_in_the_group_and_the_next_group_is_served() -> None:
+def test_an_error_reaches_its_whole_batch_and_the_next_batch_is_served() -> None:
     async def calls() -> list[Any]:
-        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
+        batcher: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
             if 1 in numbers:
                 raise RuntimeError("broken")
             return list(numbers)
 
-        both = await asyncio.gather(*(together.answer("a", n, 1, decide) for n in (0, 1)), return_exceptions=True)
-        return [*both, await together.answer("a", 2, 1, decide)]
+        both = await asyncio.gather(*(batcher.answer("a", n, 1, decide) for n in (0, 1)), return_exceptions=True)
+        return [*both, await batcher.answer("a", 2, 1, decide)]
 
     first, second, third = asyncio.run(calls())
     assert str(first) == str(second) == "broken"
     assert third == 2
 
 
-def test_a_client_that_leaves_takes_nobody_along() -> None:
+def test_a_client_that_disconnects_does_not_affect_its_batch() -> None:
     async def calls() -> list[Any]:
-        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
+        batcher: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
         go_on = threading.Event()
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
             assert go_on.wait(60)
             return list(numbers)
 
-        tasks = [asyncio.create_task(together.answer("a", n, 1, decide)) for n in range(3)]
+        tasks = [asyncio.create_task(batcher.answer("a", n, 1, decide)) for n in range(3)]
         await asyncio.sleep(0.01)
         tasks[1].cancel()
         go_on.set()
@@ -186,10 +188,10 @@ def test_a_client_that_leaves_takes_nobody_along() -> None:
     assert isinstance(second, asyncio.CancelledError)
 
 
-# what a warm call asks of the database
+# database reads of warm calls
 
 
-def test_requests_that_miss_the_same_key_at_once_look_it_up_once() -> None:
+def test_concurrent_misses_of_one_key_load_it_once() -> None:
     looks: list[int] = []
 
     def look_up() -> str:
@@ -207,7 +209,7 @@ def test_requests_that_miss_the_same_key_at_once_look_it_up_once() -> None:
 
 @pytest.fixture
 def statements() -> Iterator[list[str]]:
-    """Every SQL statement that this process runs meanwhile."""
+    """Collect the SQL statements that this process runs meanwhile."""
     found: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -227,11 +229,11 @@ def test_a_warm_call_does_not_read_the_database(
     statements.clear()
     for _ in range(5):
         prescribe(client, posterior["id"])
-    # The log writes down answers by itself, now and then.
+    # The log writes answers in the background.
     assert [one for one in statements if "keys" not in one and not one.startswith("INSERT INTO prescriptions")] == []
 
 
-def test_a_posterior_that_another_process_deletes_is_gone_after_a_second(
+def test_a_posterior_deleted_by_another_process_is_gone_after_a_second(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = learned(client)
@@ -244,7 +246,7 @@ def test_a_posterior_that_another_process_deletes_is_gone_after_a_second(
     assert client.app.state.posteriors.in_memory(made["id"]) is None
 
 
-def test_a_remembered_posterior_is_not_shown_to_another_workspace(client: TestClient, posterior: Json) -> None:
+def test_a_cached_posterior_is_hidden_from_other_workspaces(client: TestClient, posterior: Json) -> None:
     prescribe(client, posterior["id"])
     with pytest.raises(NotFoundError):
         client.app.state.posteriors.row("elsewhere", posterior["id"])

@@ -1,4 +1,4 @@
-"""GET /v1/posteriors/{id}/drift: rows that came after learning, decided for and costed with what happened."""
+"""GET /v1/posteriors/{id}/drift: expected and realised costs on rows added after training."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from bco_core.errors import OutOfTime
 from bco_core.prescribe import PrescribeOptions, prescribe
 from tests.support.journey import OUTCOMES, Json, answered, await_solvers, create_dataset, create_problem, learned
 
-# Learning from some, the others come later.
+# The posterior learns from HISTORY; LATER is appended.
 HISTORY, LATER = bakery_rows(400)[:200], bakery_rows(400)[200:]
 GOOD: Json = {"inference": {"method": "vi", "members": 2, "epochs": 20, "particles": 100}}
 
 
 def append(client: TestClient, posterior: Json, rows: list[Json]) -> None:
-    """The next revision of the posterior's data set."""
+    """Append rows to the posterior's data set as its next revision."""
     answered(client.post(f"/v1/datasets/{posterior['dataset_id']}/rows", json={"rows": rows}), 201)
 
 
-def floats(rows: list[Json], **factors: float) -> list[Json]:
+def float_rows(rows: list[Json], **factors: float) -> list[Json]:
     return [
         {
             name: value * factors.get(name, 1.0) if isinstance(value, int | float) else value
@@ -41,41 +41,41 @@ def floats(rows: list[Json], **factors: float) -> list[Json]:
     ]
 
 
-def judged(posterior: Json, dataset_id: str | None = None, seconds: float = 60.0) -> DriftAnswer:
+def drift_of(posterior: Json, dataset_id: str | None = None, seconds: float = 60.0) -> DriftAnswer:
     return judge_rows(cache_from_settings(), "default", posterior["id"], dataset_id, monotonic() + seconds)
 
 
 @pytest.fixture
 def posterior(client: TestClient) -> Json:
-    dataset = create_dataset(client, rows=floats(HISTORY))
+    dataset = create_dataset(client, rows=float_rows(HISTORY))
     return learned(client, dataset_id=dataset["id"], **GOOD)
 
 
-def test_without_later_rows_there_are_too_few_to_tell(posterior: Json) -> None:
-    found = judged(posterior)
+def test_without_later_rows_the_verdict_is_too_few(posterior: Json) -> None:
+    found = drift_of(posterior)
     assert (found.verdict, found.overall, found.stretches) == ("too_few", None, [])
     assert (found.learned_revision, found.revision) == (1, 1)
 
 
-def test_later_rows_of_the_same_bakery_are_steady_and_a_busier_one_drifts(client: TestClient, posterior: Json) -> None:
-    append(client, posterior, floats(LATER[:100]))
-    found = judged(posterior)
+def test_unchanged_demand_is_steady_and_higher_demand_drifts(client: TestClient, posterior: Json) -> None:
+    append(client, posterior, float_rows(LATER[:100]))
+    found = drift_of(posterior)
     assert found.overall is not None
     assert (found.verdict, found.overall.rows, found.revision) == ("steady", 100, 2), found.sentence
-    append(client, posterior, floats(LATER[100:], croissants=1.6, loaves=1.6))
-    found = judged(posterior)
+    append(client, posterior, float_rows(LATER[100:], croissants=1.6, loaves=1.6))
+    found = drift_of(posterior)
     assert (found.verdict, found.revision, sum(one.rows for one in found.stretches)) == ("drifting", 3, 200)
     ratios = [one.ratio or 0.0 for one in found.stretches]
     assert min(ratios[6:]) > max(ratios[:6])
 
 
-def test_each_row_is_costed_as_prescribe_would_have_decided_for_it(client: TestClient, posterior: Json) -> None:
-    append(client, posterior, floats(LATER[:30]))
-    found = judged(posterior)
+def test_each_row_is_costed_with_the_decision_of_prescribe(client: TestClient, posterior: Json) -> None:
+    append(client, posterior, float_rows(LATER[:30]))
+    found = drift_of(posterior)
     cache = cache_from_settings()
     row: PosteriorRow = cache.row("default", posterior["id"])
     loaded = cached_posterior(cache, row)
-    contexts = [{name: value for name, value in one.items() if name not in OUTCOMES} for one in floats(LATER[:30])]
+    contexts = [{name: value for name, value in one.items() if name not in OUTCOMES} for one in float_rows(LATER[:30])]
     encoded = torch.from_numpy(loaded.encoding.encode_rows(loaded.encoding.in_order(contexts)).matrix)
     decided = prescribe(loaded.posterior, loaded.problem, encoded, PrescribeOptions(policy=row.policy))
     happened = torch.tensor([[one[name] for name in OUTCOMES] for one in LATER[:30]], dtype=torch.float64)
@@ -87,62 +87,62 @@ def test_each_row_is_costed_as_prescribe_would_have_decided_for_it(client: TestC
     assert found.overall.above.share == pytest.approx(above)
 
 
-def alone(client: TestClient, posterior: Json, rows: list[Json]) -> DriftAnswer:
-    """What is found of exactly these rows."""
-    return judged(posterior, create_dataset(client, rows=floats(rows))["id"])
+def drift_on_rows(client: TestClient, posterior: Json, rows: list[Json]) -> DriftAnswer:
+    """Return the drift on exactly these rows."""
+    return drift_of(posterior, create_dataset(client, rows=float_rows(rows))["id"])
 
 
-def test_the_latest_rows_are_judged_and_the_oldest_are_left_out(
+def test_above_the_row_limit_the_oldest_rows_are_left_out(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for first in (0, 40):
-        append(client, posterior, floats(LATER[first : first + 40]))
+        append(client, posterior, float_rows(LATER[first : first + 40]))
     with monkeypatch.context() as patch:
         patch.setattr(drift, "MOST_ROWS", 50)
-        found = judged(posterior)
-    assert found.overall == alone(client, posterior, LATER[30:80]).overall
+        found = drift_of(posterior)
+    assert found.overall == drift_on_rows(client, posterior, LATER[30:80]).overall
 
 
-def test_a_lack_of_time_leaves_out_the_oldest_rows(
+def test_without_enough_time_the_oldest_rows_are_left_out(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append(client, posterior, floats(LATER[:60]))
+    append(client, posterior, float_rows(LATER[:60]))
     real = drift.prescribe
 
-    def ends_early(*given: Any, **limits: Any) -> Any:
+    def stop_early(*given: Any, **limits: Any) -> Any:
         found = real(*given, **limits)
         found.decisions[40:] = torch.nan
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(drift, "prescribe", ends_early)
-        found = judged(posterior)
+        patch.setattr(drift, "prescribe", stop_early)
+        found = drift_of(posterior)
     assert found.left_out == 20
-    assert found.overall == alone(client, posterior, LATER[20:60]).overall
+    assert found.overall == drift_on_rows(client, posterior, LATER[20:60]).overall
     with pytest.raises(OutOfTime):
-        judged(posterior, seconds=-1.0)
+        drift_of(posterior, seconds=-1.0)
 
 
-def test_rows_of_another_data_set_are_judged_whole(client: TestClient, posterior: Json) -> None:
-    other = create_dataset(client, rows=floats(LATER, croissants=2.0, loaves=2.0))
-    found = judged(posterior, other["id"])
+def test_all_rows_of_another_data_set_are_judged(client: TestClient, posterior: Json) -> None:
+    other = create_dataset(client, rows=float_rows(LATER, croissants=2.0, loaves=2.0))
+    found = drift_of(posterior, other["id"])
     assert (found.verdict, found.dataset_id, found.learned_revision) == ("drifting", other["id"], None)
     assert found.overall is not None
     assert found.overall.rows == 200
 
 
-def test_times_tell_where_a_stretch_begins_and_rows_are_in_their_order(client: TestClient, posterior: Json) -> None:
-    dated = [{"day": f"2025-{1 + n // 28:02}-{1 + n % 28:02}"} | row for n, row in enumerate(floats(LATER[:60]))]
+def test_stretches_follow_time_and_begin_at_its_values(client: TestClient, posterior: Json) -> None:
+    dated = [{"day": f"2025-{1 + n // 28:02}-{1 + n % 28:02}"} | row for n, row in enumerate(float_rows(LATER[:60]))]
     other = create_dataset(client, rows=dated[::-1], time="day")
-    found = judged(posterior, other["id"])
+    found = drift_of(posterior, other["id"])
     edges = [(one.first, one.last) for one in found.stretches]
     assert edges == sorted(edges)
     assert (edges[0][0] or "")[:10] == "2025-01-01"
     assert (edges[-1][1] or "")[:10] == "2025-03-04"
 
 
-def test_rows_with_time_look_back_on_what_was_known_then(client: TestClient) -> None:
-    """Demand jumps after learning: promises break then, and what was decided before the jump stays as it was."""
+def test_lags_use_only_outcomes_known_at_that_time(client: TestClient) -> None:
+    """Demand jumps after training: costs drift from then on, and decisions before the jump do not change."""
     drawn = random.Random(3)
     days = [
         {"day": (date(2024, 1, 1) + timedelta(days=n)).isoformat(), "demand": 100.0 + 0.5 * drawn.gauss(0, 10)}
@@ -153,19 +153,19 @@ def test_rows_with_time_look_back_on_what_was_known_then(client: TestClient) -> 
     problem = create_problem(client, spec={"kind": "newsvendor", "items": [item]})
     made = learned(client, dataset_id=dataset["id"], problem_id=problem["id"], **GOOD)
     append(client, made, days[200:])
-    calm = judged(made)
+    calm = drift_of(made)
     assert calm.overall is not None
     assert (calm.verdict, calm.overall.rows, calm.left_out, calm.learned_revision) == ("steady", 60, 0, 1)
     jumped = [{"day": (date(2024, 9, 17) + timedelta(days=n)).isoformat(), "demand": 300.0} for n in range(30)]
     append(client, made, jumped)
-    after = judged(made)
+    after = drift_of(made)
     assert after.verdict == "drifting"
-    # The first thirty rows are decided for as if the jump had not come yet.
+    # Decisions for the first thirty rows do not know of the jump.
     assert costs_of(after, 30) == pytest.approx(costs_of(calm, 30))
 
 
 def costs_of(found: DriftAnswer, rows: int) -> tuple[float, float]:
-    """What the stretches that the first rows make up were promised to cost, and cost."""
+    """Sum the expected and realised costs of the stretches over the first rows."""
     sums, counted = [0.0, 0.0], 0
     for one in found.stretches:
         if counted < rows:
@@ -179,25 +179,25 @@ def costs_of(found: DriftAnswer, rows: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("lacking", ["weekday", "loaves"])
 def test_a_data_set_without_a_needed_column_is_refused(client: TestClient, posterior: Json, lacking: str) -> None:
-    rows = [{name: value for name, value in row.items() if name != lacking} for row in floats(LATER)]
+    rows = [{name: value for name, value in row.items() if name != lacking} for row in float_rows(LATER)]
     outcomes = [name for name in OUTCOMES if name != lacking]
     other = create_dataset(client, rows=rows, outcomes=outcomes)
     with pytest.raises(InvalidRequest, match=f"'{lacking}'"):
-        judged(posterior, other["id"])
+        drift_of(posterior, other["id"])
 
 
-def test_what_belongs_to_others_is_not_there(client: TestClient, posterior: Json) -> None:
+def test_a_posterior_of_another_workspace_is_not_found(client: TestClient, posterior: Json) -> None:
     with pytest.raises(NotFoundError):
         judge_rows(cache_from_settings(), "elsewhere", posterior["id"], None, monotonic() + 60)
 
 
 @pytest.mark.slow
-def test_it_is_answered_by_a_solver_process_for_an_alias_too(client: TestClient, posterior: Json) -> None:
+def test_drift_runs_in_a_solver_process_and_accepts_an_alias(client: TestClient, posterior: Json) -> None:
     await_solvers(client)
-    append(client, posterior, floats(LATER[:60]))
+    append(client, posterior, float_rows(LATER[:60]))
     answered(client.put("/v1/aliases/drifts", json={"posterior_id": posterior["id"]}))
     found = answered(client.get("/v1/posteriors/drifts/drift"))
-    assert found == judged(posterior).model_dump()
+    assert found == drift_of(posterior).model_dump()
     assert (found["posterior_id"], found["digest"]) == (posterior["id"], posterior["digest"])
     assert client.app.state.solvers.pids()  # type: ignore[attr-defined]
     for dataset_id in ("data_x", "data_01M7MPTHJ1DCFSMQB79MNFQ5XR"):

@@ -1,4 +1,4 @@
-"""Decisions of the caller's own over HTTP: what they cost against ours, what they break, and what is left to us."""
+"""POST /v1/posteriors/{id}/evaluate: costs of the caller's decisions, broken constraints, open entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bco_core.errors import OutOfTime
 from bco_core.evaluate import _ContextScenarios
 from bco_core.problems.linear import two_stage as linear
 from bco_core.problems.registry import build_problem
-from tests.app.prescriptions.test_prescriptions import encoded, loaded, what_may_happen
+from tests.app.prescriptions.test_prescriptions import encode_by_hand, load_posterior, predictive_scenarios
 from tests.app.problems.test_two_stage import SPEC, posterior_for
 from tests.support.journey import (
     ASSETS,
@@ -50,23 +50,23 @@ def trucks(client: TestClient) -> Json:
     return posterior_for(client, SPEC | {"decision_rows": YARD}, ["load"])
 
 
-def ask(client: TestClient, posterior_id: str, **body: Any) -> Any:
-    asked = {"contexts": CONTEXTS[:1]} | body
-    response = client.post(f"/v1/posteriors/{posterior_id}/evaluate", json=asked)
+def post_evaluate(client: TestClient, posterior_id: str, **body: Any) -> Any:
+    request_body = {"contexts": CONTEXTS[:1]} | body
+    response = client.post(f"/v1/posteriors/{posterior_id}/evaluate", json=request_body)
     if response.status_code == 503 and "solver processes are starting" in response.text:
         await_solvers(client)
-        response = client.post(f"/v1/posteriors/{posterior_id}/evaluate", json=asked)
+        response = client.post(f"/v1/posteriors/{posterior_id}/evaluate", json=request_body)
     return response
 
 
 def evaluate(client: TestClient, posterior_id: str, **body: Any) -> Json:
-    """What is answered, without the id that each call has of its own."""
-    answer = answered(ask(client, posterior_id, **body))
+    """Return the answer without its id, which is unique per call."""
+    answer = answered(post_evaluate(client, posterior_id, **body))
     assert answer.pop("id").startswith("pres_")
     return answer
 
 
-def test_the_answer_has_the_documented_fields_and_our_decision_is_prescribes(
+def test_the_answer_has_the_documented_fields_and_the_decision_of_prescribe(
     client: TestClient, posterior: Json
 ) -> None:
     alternatives = [
@@ -97,10 +97,10 @@ def test_costs_and_extra_costs_can_be_recomputed_by_hand(client: TestClient, pos
     given = {"croissants": 110.0, "loaves": 50.0}
     options = {"scenarios": 40, "costs_over": costs_over}
     answer = evaluate(client, posterior["id"], contexts=CONTEXTS[:4], alternatives=[{"decision": given}], **options)
-    core = loaded(posterior["id"])
-    atoms = core.scenarios(torch.from_numpy(encoded(CONTEXTS[:4])), core.particles[:40]).outcomes
+    core = load_posterior(posterior["id"])
+    atoms = core.scenarios(torch.from_numpy(encode_by_hand(CONTEXTS[:4])), core.particles[:40]).outcomes
     if costs_over == "predictive":
-        atoms = what_may_happen(core, CONTEXTS[:4], atoms.mean(dim=1), 40).outcomes
+        atoms = predictive_scenarios(core, CONTEXTS[:4], atoms.mean(dim=1), 40).outcomes
     under, over = (np.array([item[name] for item in ITEMS]) for name in ("underage_cost", "overage_cost"))
     for outcomes, one in zip(atoms.numpy(), answer["evaluations"], strict=True):
 
@@ -131,7 +131,7 @@ def test_each_context_may_have_decisions_of_its_own(client: TestClient, posterio
         assert alone["alternatives"][0]["extra_cost"] == together["extra_cost"]
 
 
-def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json) -> None:
+def test_decisions_that_break_constraints_are_costed_with_their_breaches(client: TestClient, trucks: Json) -> None:
     alternatives: list[Json] = [
         {"decision": {"small": 25, "large": 0}},
         {"decision": {"small": 2.5, "large": 5}},
@@ -148,7 +148,7 @@ def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json)
     for one in found[:3]:
         assert one["expected_cost"] - ours["expected_cost"] == pytest.approx(one["extra_cost"], abs=1e-6)
     assert found[2]["breaches"] == []
-    # All completions of the third, tried one by one.
+    # Enumerate all completions of the third alternative.
     tried = evaluate(
         client,
         trucks["id"],
@@ -164,7 +164,7 @@ def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json)
     assert found[3]["decision"] == {"small": None, "large": None}
 
 
-def test_a_patch_changes_what_decisions_cost(client: TestClient, posterior: Json) -> None:
+def test_a_patch_changes_the_cost_of_decisions(client: TestClient, posterior: Json) -> None:
     decision = {"croissants": 100, "loaves": 60}
     patch = {"items": {"croissants": {"underage_cost": 3.6, "overage_cost": 1.2}}}
     plain, changed = (
@@ -178,20 +178,20 @@ def test_a_patch_changes_what_decisions_cost(client: TestClient, posterior: Json
     assert costs[1] > costs[0]
 
 
-def test_an_alias_serves_in_place_of_an_id(client: TestClient, posterior: Json) -> None:
+def test_an_alias_works_in_place_of_an_id(client: TestClient, posterior: Json) -> None:
     answered(client.put("/v1/aliases/bakers", json={"posterior_id": posterior["id"]}))
     answer = evaluate(client, "bakers", decisions=[{"loaves": 60}])
     assert answer == evaluate(client, posterior["id"], decisions=[{"loaves": 60}])
 
 
-def test_a_context_that_cannot_be_decided_for_is_refused_alone(client: TestClient, posterior: Json) -> None:
+def test_an_unusable_context_is_refused_alone(client: TestClient, posterior: Json) -> None:
     contexts = [CONTEXTS[0] | {"temperature": "warm"}, CONTEXTS[1]]
     answer = evaluate(client, posterior["id"], contexts=contexts, decisions=[{"loaves": 40}, {"loaves": 50}])
     first, second = answer["evaluations"]
     assert (first["status"], first["alternatives"], first["ours"]["status"]) == ("refused", [], "refused")
     assert "temperature" in first["reason"]
     assert (second["status"], second["alternatives"][0]["decision"]["loaves"]) == ("evaluated", 50)
-    response = ask(client, posterior["id"], contexts=contexts[:1], decisions=[{"loaves": 40}])
+    response = post_evaluate(client, posterior["id"], contexts=contexts[:1], decisions=[{"loaves": 40}])
     assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "#/contexts/0/temperature")
 
 
@@ -220,16 +220,16 @@ def test_a_context_that_cannot_be_decided_for_is_refused_alone(client: TestClien
         ({"decisions": [{}], "scenarios": 10**6}, "#/scenarios", "BCO_MAX_SCENARIOS"),
     ],
 )
-def test_what_cannot_be_judged_is_refused_at_its_place(
+def test_an_invalid_evaluation_is_refused_with_a_pointer(
     client: TestClient, posterior: Json, body: Json, pointer: str, words: str
 ) -> None:
-    response = ask(client, posterior["id"], **body)
+    response = post_evaluate(client, posterior["id"], **body)
     assert response.status_code == 422
     assert response.json()["errors"][0]["pointer"] == pointer
     assert words in response.json()["detail"]
 
 
-def test_no_number_is_refused(client: TestClient, posterior: Json) -> None:
+def test_non_finite_numbers_are_refused(client: TestClient, posterior: Json) -> None:
     for text in ("NaN", "Infinity", "1e400"):
         body = f'{{"contexts": [{{}}], "decisions": [{{"loaves": {text}}}]}}'
         address = f"/v1/posteriors/{posterior['id']}/evaluate"
@@ -238,20 +238,22 @@ def test_no_number_is_refused(client: TestClient, posterior: Json) -> None:
         assert response.json()["errors"][0]["pointer"] == "#/decisions/0/loaves"
 
 
-def test_a_call_has_so_many_decisions(client: TestClient, posterior: Json, settings: Callable[..., None]) -> None:
+def test_a_call_has_a_limited_number_of_decisions(
+    client: TestClient, posterior: Json, settings: Callable[..., None]
+) -> None:
     settings(max_contexts=5)
     body = {"contexts": CONTEXTS[:3], "alternatives": [{"decision": {}}] * 2}
-    response = ask(client, posterior["id"], **body)
+    response = post_evaluate(client, posterior["id"], **body)
     assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "#/alternatives")
     assert "at most 5 decisions a call (BCO_MAX_CONTEXTS)" in response.json()["detail"]
 
 
-def test_other_workspaces_and_missing_posteriors_are_told_nothing(client: TestClient) -> None:
-    assert ask(client, "post_nowhere", decisions=[{}]).status_code == 404
+def test_a_missing_posterior_is_not_found(client: TestClient) -> None:
+    assert post_evaluate(client, "post_nowhere", decisions=[{}]).status_code == 404
 
 
 @pytest.mark.parametrize("kind", ["posterior", "trucks"])
-def test_a_solver_process_answers_as_this_one_does_bit_for_bit(
+def test_a_solver_process_gives_the_same_answer_bit_for_bit(
     client: TestClient, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     found = request.getfixturevalue(kind)
@@ -264,10 +266,10 @@ def test_a_solver_process_answers_as_this_one_does_bit_for_bit(
     assert evaluate(client, found["id"], **body) == here
 
 
-def test_what_may_not_begin_here_is_judged_elsewhere(
+def test_long_searches_run_in_a_solver_process(
     client: TestClient, trucks: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search that a quick call must not begin is no reason for 503: a solver process has time for it."""
+    """A search too long for a quick call does not return 503: a solver process runs it."""
     await_solvers(client)
     contexts, decision = [{"rain": 4.0}], {"small": 3}
     here = evaluate(client, trucks["id"], contexts=contexts, decisions=[decision])
@@ -282,30 +284,30 @@ def test_what_may_not_begin_here_is_judged_elsewhere(
     assert again["prescriptions"][0]["decision"] == plain["prescriptions"][0]["decision"]
 
 
-def test_alternatives_that_had_no_turn_say_so_beside_ours(
+def test_alternatives_without_time_have_the_status_time_limit(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def late(*_: Any, **__: Any) -> Any:
+    def raise_out_of_time(*_: Any, **__: Any) -> Any:
         raise OutOfTime("later")
 
     monkeypatch.setattr(deadline, "before_long_work", lambda: None)
-    monkeypatch.setattr(_ContextScenarios, "of", late)
+    monkeypatch.setattr(_ContextScenarios, "of", raise_out_of_time)
     answer = evaluate(client, posterior["id"], decisions=[{"loaves": 60}])
     (one,) = answer["evaluations"][0]["alternatives"]
     assert (one["status"], one["expected_cost"], one["decision"]["loaves"]) == ("time_limit", None, 60)
     assert answer["evaluations"][0]["ours"]["expected_cost"] is not None
 
 
-def test_no_more_calls_at_a_time_than_there_are_places(client: TestClient, posterior: Json) -> None:
+def test_calls_without_a_free_slot_are_refused(client: TestClient, posterior: Json) -> None:
     places = client.app.state.admission  # type: ignore[attr-defined]
     total, places._total = places._total, 0
     try:
-        assert ask(client, posterior["id"], decisions=[{}]).status_code == 503
+        assert post_evaluate(client, posterior["id"], decisions=[{}]).status_code == 503
     finally:
         places._total = total
 
 
-def test_a_portfolio_says_how_often_a_decision_keeps_its_target(client: TestClient) -> None:
+def test_a_portfolio_reports_how_often_a_decision_meets_its_target(client: TestClient) -> None:
     problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
     dataset = create_dataset(client, outcomes=ASSETS, rows=months())
     quick = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20}

@@ -1,4 +1,4 @@
-"""The fast path answers what the router would have answered, and records it alike."""
+"""The fast path gives the same answers and log records as the router."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def posterior(client: TestClient) -> Json:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each request took the fast path."""
+def fast_path_taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Record for each request whether it took the fast path."""
     taken: list[bool] = []
     is_plain = fast_path._is_plain
 
-    def noted(scope: Any) -> bool:
+    def record_is_plain(scope: Any) -> bool:
         taken.append(is_plain(scope))
         return taken[-1]
 
-    monkeypatch.setattr(fast_path, "_is_plain", noted)
+    monkeypatch.setattr(fast_path, "_is_plain", record_is_plain)
     return taken
 
 
@@ -84,16 +84,18 @@ def path(posterior: Json) -> str:
     return f"/v1/posteriors/{posterior['id']}/prescribe"
 
 
-def both_ways(client: TestClient, url: str, content: bytes, **headers: str) -> list[httpx.Response]:
-    """The answers by the fast path and by the router, which takes a content type with a parameter."""
+def post_both_ways(client: TestClient, url: str, content: bytes, **headers: str) -> list[httpx.Response]:
+    """Post by the fast path and by the router, which handles a content type with a parameter."""
     kinds = ("application/json", "application/json; profile=long")
     return [client.post(url, content=content, headers=headers | {"content-type": kind}) for kind in kinds]
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_both_paths_give_the_same_answer(client: TestClient, posterior: Json, short: list[bool], name: str) -> None:
-    first, second = both_ways(client, path(posterior), ALL[name])
-    assert short == [True, False]
+def test_both_paths_give_the_same_answer(
+    client: TestClient, posterior: Json, fast_path_taken: list[bool], name: str
+) -> None:
+    first, second = post_both_ways(client, path(posterior), ALL[name])
+    assert fast_path_taken == [True, False]
     assert first.status_code == second.status_code
     assert without_id(first.content) == without_id(second.content)
     assert sorted(set(first.headers.items()) ^ set(second.headers.items()), key=str) == sorted(
@@ -102,21 +104,23 @@ def test_both_paths_give_the_same_answer(client: TestClient, posterior: Json, sh
 
 
 @pytest.mark.parametrize("identifier", ["post_x", "post_01M7MPTHJ1DCFSMQB79MNFQ5XR", "job_01M7MPTHJ1DCFSMQB79MNFQ5XR"])
-def test_both_paths_know_no_such_posterior(client: TestClient, identifier: str) -> None:
-    first, second = both_ways(client, f"/v1/posteriors/{identifier}/prescribe", ALL["one context"])
+def test_both_paths_find_no_missing_posterior(client: TestClient, identifier: str) -> None:
+    first, second = post_both_ways(client, f"/v1/posteriors/{identifier}/prescribe", ALL["one context"])
     assert first.status_code == second.status_code == 404
     assert first.content == second.content
 
 
-def test_a_query_or_a_large_body_takes_the_router(client: TestClient, posterior: Json, short: list[bool]) -> None:
+def test_a_query_or_a_large_body_takes_the_router(
+    client: TestClient, posterior: Json, fast_path_taken: list[bool]
+) -> None:
     assert client.post(path(posterior) + "?moon=full", json=BODIES["one context"]).status_code == 422
     assert client.post(path(posterior), json={"contexts": [ONE] * 1000}).status_code == 200
     assert client.get(path(posterior)).status_code == 405
-    assert short == [False, False]
+    assert fast_path_taken == [False, False]
 
 
-def in_pieces(client: TestClient, posterior: Json, kind: str, *messages: Json) -> list[Any]:
-    """What is sent to a client from whom these messages come."""
+def send_messages(client: TestClient, posterior: Json, kind: str, *messages: Json) -> list[Any]:
+    """Feed the application these ASGI messages and return what it sends."""
     length = str(len(ALL["one context"]))
     headers = {"content-type": kind, "content-length": length, "host": "localhost"}
     scope = {
@@ -139,23 +143,25 @@ def in_pieces(client: TestClient, posterior: Json, kind: str, *messages: Json) -
     return sent
 
 
-def test_a_body_that_comes_in_pieces_is_put_together(client: TestClient, posterior: Json, short: list[bool]) -> None:
+def test_a_body_in_several_pieces_is_joined(client: TestClient, posterior: Json, fast_path_taken: list[bool]) -> None:
     content = ALL["one context"]
     pieces = [content[:20], content[20:40], content[40:]]
     messages = [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
-    start, body = in_pieces(client, posterior, "application/json", *messages)
+    start, body = send_messages(client, posterior, "application/json", *messages)
     assert start["status"] == 200
-    assert without_id(body["body"]) == without_id(both_ways(client, path(posterior), content)[1].content)
-    assert short[0]
+    assert without_id(body["body"]) == without_id(post_both_ways(client, path(posterior), content)[1].content)
+    assert fast_path_taken[0]
 
 
-def test_a_client_that_leaves_while_it_sends_is_no_error_of_ours(
+def test_a_client_that_disconnects_while_sending_causes_no_server_error(
     client: TestClient, posterior: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = {"type": "http.request", "body": ALL["one context"][:20], "more_body": True}
     statuses = []
     for kind in ("application/json", "application/json; profile=long"):
-        start, _ = in_pieces(client, posterior, kind, begun, {"type": "http.disconnect"}, {"type": "http.disconnect"})
+        start, _ = send_messages(
+            client, posterior, kind, begun, {"type": "http.disconnect"}, {"type": "http.disconnect"}
+        )
         statuses.append(start["status"])
     assert statuses == [400, 400]
     assert "unexpected error" not in caplog.text
@@ -166,27 +172,25 @@ def test_both_paths_are_counted_and_logged_alike(
 ) -> None:
     labels = {"method": "POST", "route": "/v1/posteriors/{posterior_id}/prescribe"}
 
-    def counted(status: int) -> float:
+    def request_count(status: int) -> float:
         return REGISTRY.get_sample_value("bco_requests_total", labels | {"status": str(status)}) or 0.0
 
     for name, status in (("one context", 200), ("a lacking column", 422), ("no contexts", 422)):
-        before = counted(status)
+        before = request_count(status)
         with caplog.at_level(logging.INFO, logger="app.requests"):
             caplog.clear()
-            both_ways(client, path(posterior), ALL[name])
-        assert counted(status) - before == 2
+            post_both_ways(client, path(posterior), ALL[name])
+        assert request_count(status) - before == 2
         assert [(one.getMessage(), one.fields["status"]) for one in caplog.records] == [
             (f"POST {path(posterior)}", status)
         ] * 2
 
 
-def test_a_key_without_the_right_to_read_is_refused_on_both_paths(
-    posterior: Json, settings: Callable[..., None]
-) -> None:
+def test_both_paths_refuse_a_key_without_the_read_scope(posterior: Json, settings: Callable[..., None]) -> None:
     settings(host="0.0.0.0")  # noqa: S104
     _, text = keys.create("trainer", "default", ["train"], None)
     with TestClient(create_app(), raise_server_exceptions=False) as client:
-        first, second = both_ways(client, path(posterior), ALL["one context"], authorization=f"Bearer {text}")
+        first, second = post_both_ways(client, path(posterior), ALL["one context"], authorization=f"Bearer {text}")
         assert first.status_code == second.status_code == 403
         assert first.content == second.content
-        assert [one.status_code for one in both_ways(client, path(posterior), ALL["one context"])] == [401, 401]
+        assert [one.status_code for one in post_both_ways(client, path(posterior), ALL["one context"])] == [401, 401]

@@ -1,4 +1,4 @@
-"""Answers that are opened: what they tell is what other calls, other files and other solvers say."""
+"""Option `include`: its parts agree with other calls, other files and other solvers."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def bakery(client: TestClient) -> Json:
     return learned(client)
 
 
-def test_sensitivity_is_what_other_calls_answer(client: TestClient, bakery: Json) -> None:
+def test_sensitivity_matches_finite_differences_of_other_calls(client: TestClient, bakery: Json) -> None:
     context = CONTEXTS[0]
     found = opened(client, bakery, context, policy="averaged")
-    told = found["sensitivity"]
+    part = found["sensitivity"]
 
     def change(**other: Any) -> dict[str, float]:
         there = prescribe(client, bakery["id"], contexts=[context | other], scenarios=20, policy="averaged")
@@ -52,7 +52,7 @@ def test_sensitivity_is_what_other_calls_answer(client: TestClient, bakery: Json
         return moved | {"cost": answer["expected_cost"] - found["expected_cost"]}
 
     for name in ("temperature", "rain"):
-        slope, step = told["derivatives"][name], 1e-4
+        slope, step = part["derivatives"][name], 1e-4
         up, down = change(**{name: context[name] + step}), change(**{name: context[name] - step})
         if slope["method"] == "exact":
             for item in OUTCOMES:
@@ -66,22 +66,22 @@ def test_sensitivity_is_what_other_calls_answer(client: TestClient, bakery: Json
             up, down = change(**{name: context[name] + step}), change(**{name: context[name] - step})
             for item in OUTCOMES:
                 assert slope["decision"][item] == pytest.approx((up[item] - down[item]) / (2 * step))
-    assert set(told["derivatives"]) == {"temperature", "rain"}
-    assert context["weekday"] not in told["switches"]["weekday"]
+    assert set(part["derivatives"]) == {"temperature", "rain"}
+    assert context["weekday"] not in part["switches"]["weekday"]
     for name in ("weekday", "promotion"):
-        for value, effect in told["switches"][name].items():
+        for value, effect in part["switches"][name].items():
             moved_by = change(**{name: {"true": True, "false": False}.get(value, value)})
             assert effect["decision"] == pytest.approx({item: moved_by[item] for item in OUTCOMES}, abs=1e-6)
             assert effect["expected_cost"] == pytest.approx(moved_by["cost"], abs=1e-6)
-    for shares in told["attribution"]["outcomes"].values():
+    for shares in part["attribution"]["outcomes"].values():
         total = shares["base"] + sum(shares["contributions"].values()) + shares["residual"]
         assert total == pytest.approx(shares["prediction"], rel=1e-12)
         assert abs(shares["residual"]) < 1e-6 * abs(shares["prediction"])
         assert set(shares["contributions"]) == set(context)
-    assert told["attribution"]["method"] == "linear"
+    assert part["attribution"]["method"] == "linear"
 
 
-def test_the_price_of_a_rule_goes_by_its_name(client: TestClient) -> None:
+def test_shadow_prices_are_listed_by_constraint_name(client: TestClient) -> None:
     tight = STORES | {"decision_rows": [STORES["decision_rows"][0] | {"limit": 15}]}
     found = opened(
         client, made(client, tight, ["port", "mill"], DAYS), {"rain": 2.0}, include=["sensitivity", "scenarios"]
@@ -90,24 +90,22 @@ def test_the_price_of_a_rule_goes_by_its_name(client: TestClient) -> None:
     assert {"decision_rows/budget", "rows/serve port", "rows/row 2"} <= set(prices)
     outcomes = np.array([list(outcomes.values()) for _, outcomes, _ in atoms(found)])
 
-    def least(limit: float) -> float:
+    def optimal_cost(limit: float) -> float:
         near, far = cvxpy.Variable(nonneg=True), cvxpy.Variable(nonneg=True)
         later = 9 * cvxpy.sum(cvxpy.pos(outcomes[:, 0] - near)) + 7 * cvxpy.sum(cvxpy.pos(outcomes[:, 1] - far))
         program = cvxpy.Minimize(2 * near + far + later / len(outcomes))
         return float(cvxpy.Problem(program, [near <= 12, 2 * near + far <= limit]).solve(solver=cvxpy.HIGHS))
 
-    assert prices["decision_rows/budget"] == pytest.approx((least(15) - least(15.001)) / 0.001, rel=1e-3)
+    assert prices["decision_rows/budget"] == pytest.approx((optimal_cost(15) - optimal_cost(15.001)) / 0.001, rel=1e-3)
 
 
-def test_neighbours_are_the_most_similar_rows_and_what_the_decision_would_have_cost(
-    client: TestClient, bakery: Json
-) -> None:
+def test_neighbours_are_the_nearest_rows_with_the_cost_of_the_decision(client: TestClient, bakery: Json) -> None:
     found = opened(client, bakery, CONTEXTS[7], include=["neighbours"], neighbours=3)
     assert set(found) & set(ALL) == {"neighbours"}
-    told = found["neighbours"]
-    assert told["of_rows"] == len(ROWS)
-    assert [len(told["rows"]), told["rows"][0]["distance"]] == [3, pytest.approx(0, abs=1e-6)]
-    nearest = told["rows"][0]
+    part = found["neighbours"]
+    assert part["of_rows"] == len(ROWS)
+    assert [len(part["rows"]), part["rows"][0]["distance"]] == [3, pytest.approx(0, abs=1e-6)]
+    nearest = part["rows"][0]
     assert nearest["outcomes"] == {name: ROWS[7][name] for name in OUTCOMES}
     assert nearest["context"] == CONTEXTS[7]
     cost = 0.0
@@ -117,7 +115,7 @@ def test_neighbours_are_the_most_similar_rows_and_what_the_decision_would_have_c
     assert nearest["cost"] == pytest.approx(cost)
 
 
-def test_neighbours_of_rows_that_are_gone_are_refused(client: TestClient) -> None:
+def test_neighbours_are_refused_when_the_rows_are_gone(client: TestClient) -> None:
     posterior = learned(client)
     with transaction() as session:
         session.get_one(PosteriorRow, posterior["id"]).dataset_id = None
@@ -141,7 +139,7 @@ def test_scenarios_are_served_as_one_long_table(client: TestClient, bakery: Json
     assert "only scenarios" in answered(refused, 422)["detail"]
 
 
-def test_what_is_not_asked_for_is_absent_and_changes_nothing(client: TestClient, bakery: Json) -> None:
+def test_parts_not_included_are_absent_and_change_nothing(client: TestClient, bakery: Json) -> None:
     plain = prescribe(client, bakery["id"], contexts=CONTEXTS[:2], scenarios=20)
     assert not set(plain["prescriptions"][0]) & set(ALL)
     body = prescribe(client, bakery["id"], contexts=CONTEXTS[:2], scenarios=20, include=["outcomes"])
@@ -149,13 +147,13 @@ def test_what_is_not_asked_for_is_absent_and_changes_nothing(client: TestClient,
         assert {name: value for name, value in opened_one.items() if name != "outcomes"} == one
 
 
-def test_the_opened_answer_is_exactly_what_the_docs_promise(client: TestClient, bakery: Json) -> None:
+def test_an_answer_with_all_parts_matches_its_schema(client: TestClient, bakery: Json) -> None:
     await_solvers(client)
     answer = {"id": None} | prescribe(client, bakery["id"], contexts=CONTEXTS[:2], include=ALL)
     assert PrescribeAnswer.model_validate(answer, strict=False).model_dump() == answer
 
 
-def test_a_context_that_is_refused_has_nothing_to_tell(client: TestClient, bakery: Json) -> None:
+def test_a_refused_context_has_no_included_parts(client: TestClient, bakery: Json) -> None:
     contexts = [CONTEXTS[0] | {"weekday": "NEVER"}, CONTEXTS[1]]
     await_solvers(client)
     refused, other = prescribe(client, bakery["id"], contexts=contexts, include=ALL)["prescriptions"]
@@ -172,14 +170,14 @@ def test_a_context_that_is_refused_has_nothing_to_tell(client: TestClient, baker
         ({"include": ["neighbours"], "neighbours": 101}, "less than or equal to 100"),
     ],
 )
-def test_what_cannot_be_opened_is_refused(client: TestClient, bakery: Json, changes: Json, words: str) -> None:
+def test_an_unusable_include_is_refused(client: TestClient, bakery: Json, changes: Json, words: str) -> None:
     body = {"contexts": CONTEXTS[:1]} | changes
     problem = answered(client.post(f"/v1/posteriors/{bakery['id']}/prescribe", json=body), 422)
     assert words in json.dumps(problem)
 
 
 def run_batch(client: TestClient, job_id: str) -> None:
-    """What workers do with a batch, here."""
+    """Run a batch and all its parts in this process."""
     attempt = service.start(job_id)
     assert attempt is not None
     assert parts.offer(job_id, attempt)
@@ -195,8 +193,8 @@ def run_batch(client: TestClient, job_id: str) -> None:
     assert answered(client.get(f"/v1/jobs/{job_id}"))["state"] == "succeeded"
 
 
-def batch(client: TestClient, posterior: Json, contexts: list[Json], **options: Any) -> list[Json]:
-    """The lines of a batch's CSV file."""
+def batch_lines(client: TestClient, posterior: Json, contexts: list[Json], **options: Any) -> list[Json]:
+    """Return the lines of a batch's CSV file."""
     dataset = create_dataset(
         client, outcomes=["none"], rows=[one | {"none": index} for index, one in enumerate(contexts)]
     )
@@ -206,7 +204,7 @@ def batch(client: TestClient, posterior: Json, contexts: list[Json], **options: 
     return list(csv.DictReader(client.get(f"/v1/jobs/{job['id']}/result").text.splitlines()))
 
 
-def test_a_batch_has_the_parts_of_an_opened_answer_as_columns(client: TestClient, bakery: Json) -> None:
+def test_a_batch_has_the_included_parts_as_columns(client: TestClient, bakery: Json) -> None:
     rows = [CONTEXTS[0], CONTEXTS[1] | {"weekday": "NEVER"}, CONTEXTS[2]]
     text = "\n".join(
         [
@@ -224,8 +222,8 @@ def test_a_batch_has_the_parts_of_an_opened_answer_as_columns(client: TestClient
     response = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "parquet"})
     table = pq.read_table(io.BytesIO(response.content)).to_pylist()
     await_solvers(client)
-    told = prescribe(client, bakery["id"], contexts=[rows[0], rows[2]], include=ALL, scenarios=20, neighbours=2)
-    for line, one in zip((table[0], table[2]), told["prescriptions"], strict=True):
+    part = prescribe(client, bakery["id"], contexts=[rows[0], rows[2]], include=ALL, scenarios=20, neighbours=2)
+    for line, one in zip((table[0], table[2]), part["prescriptions"], strict=True):
         for name, outcome in one["outcomes"].items():
             assert line[f"outcomes.{name}.mean"] == pytest.approx(outcome["mean"])
             assert line[f"outcomes.{name}.quantiles.0.95"] == pytest.approx(outcome["quantiles"]["0.95"])
@@ -244,11 +242,11 @@ def test_a_batch_has_the_parts_of_an_opened_answer_as_columns(client: TestClient
     assert "separated by commas" in answered(wrong, 422)["detail"]
 
 
-def test_parts_of_a_batch_have_the_same_columns_if_all_their_rows_are_refused(
+def test_a_part_with_only_refused_rows_has_the_same_columns(
     client: TestClient, bakery: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.jobs.kinds.prescribe._MOST_ROWS_AT_ONCE", 2)
-    lines = batch(
+    lines = batch_lines(
         client, bakery, [*CONTEXTS[:2], *(one | {"weekday": "NEVER"} for one in CONTEXTS[:2])], include=ALL[1:]
     )
     assert [line["status"] for line in lines[2:]] == ["refused"] * 2
@@ -257,7 +255,7 @@ def test_parts_of_a_batch_have_the_same_columns_if_all_their_rows_are_refused(
     assert lines[2]["sensitivity.derivatives.rain.decision.loaves"] == ""
 
 
-def test_a_posterior_that_looks_back_is_opened_too(client: TestClient) -> None:
+def test_a_posterior_with_lags_supports_include(client: TestClient) -> None:
     rows = [
         {"day": f"2024-{1 + n // 28:02}-{1 + n % 28:02}", "rain": float(n % 5), "sold": 20.0 + n % 7 + n % 5}
         for n in range(84)
@@ -268,17 +266,17 @@ def test_a_posterior_that_looks_back_is_opened_too(client: TestClient) -> None:
     shop = learned(client, problem_id=problem["id"], dataset_id=dataset["id"])
     context = {"day": "2024-03-28", "rain": 3.0}
     found = opened(client, shop, context)
-    told = found["sensitivity"]
-    (other,) = told["switches"]["day"]
+    part = found["sensitivity"]
+    (other,) = part["switches"]["day"]
     assert other in ("2024-03-29", "2024-03-27")
     there = prescribe(client, shop["id"], contexts=[context | {"day": other}], scenarios=20)["prescriptions"][0]
     moved = there["decision"]["sold"] - found["decision"]["sold"]
-    assert told["switches"]["day"][other]["decision"]["sold"] == pytest.approx(moved, abs=1e-6)
-    assert set(told["attribution"]["outcomes"]["sold"]["contributions"]) == {"day", "rain"}
+    assert part["switches"]["day"][other]["decision"]["sold"] == pytest.approx(moved, abs=1e-6)
+    assert set(part["attribution"]["outcomes"]["sold"]["contributions"]) == {"day", "rain"}
     assert found["neighbours"]["rows"][0]["context"] == context
 
 
-def test_an_answer_that_cannot_be_opened_in_time_says_so(client: TestClient, bakery: Json) -> None:
+def test_included_parts_that_take_too_long_are_refused(client: TestClient, bakery: Json) -> None:
     body = {"contexts": CONTEXTS[:1], "include": ["sensitivity"], "time_limit_seconds": 1e-4}
     problem = answered(client.post(f"/v1/posteriors/{bakery['id']}/prescribe", json=body), 503)
     assert "include less" in problem["detail"]

@@ -1,4 +1,4 @@
-"""Numbers of a problem that a request changes: the same as a problem built with them, said, checked and kept."""
+"""Option `problem_patch`: same result as a problem built with the values; reported, checked and stored."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from app.problems import patch as patches
 from bco_core.prescribe import PrescribeOptions
 from bco_core.prescribe import prescribe as decide
 from bco_core.problems.registry import build_problem
-from tests.app.jobs.test_batches import run, submitted, upload
-from tests.app.prescriptions.test_batching import Watched, all_at_once, path, watched
+from tests.app.jobs.test_batches import run_batch, submit, upload
+from tests.app.prescriptions.test_batching import BlockedPrescribe, blocked, path, post_concurrently
 from tests.app.problems.test_two_stage import SHIPMENT, SPEC, posterior_for
 from tests.support.journey import CONTEXTS, OUTCOMES, QUICK, ROWS, Json, answered, create_dataset, learned, prescribe
 
-__all__ = ["watched"]
+__all__ = ["blocked"]
 
 BAKERY: Json = {"kind": "newsvendor", "items": example_problem()["spec"]["items"]}
 
@@ -42,13 +42,13 @@ def trucks(client: TestClient) -> Json:
     return posterior_for(client, SPEC | {"decision_rows": rows}, ["load"])
 
 
-def refused(client: TestClient, posterior: Json, patch: Any, status: int = 422) -> Json:
+def refuse_patch(client: TestClient, posterior: Json, patch: Any, status: int = 422) -> Json:
     body = {"contexts": CONTEXTS[:1], "problem_patch": patch}
     return answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body), status)
 
 
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive"])
-def test_a_patch_is_the_problem_built_with_its_values_bit_for_bit(
+def test_a_patch_equals_a_problem_built_with_its_values_bit_for_bit(
     client: TestClient, posterior: Json, policy: str
 ) -> None:
     patch = {"items": {"croissants": {"underage_cost": 4, "maximum_order": 70}, "loaves": {"overage_cost": 0.4}}}
@@ -76,11 +76,11 @@ def test_a_patch_is_the_problem_built_with_its_values_bit_for_bit(
     plain = prescribe(client, posterior["id"], contexts=CONTEXTS[:4], policy=policy)
     assert plain["problem_differs"] is None
     assert plain["prescriptions"] != answer["prescriptions"]
-    # Nothing was learned, and nothing stays behind.
+    # The patch is not stored.
     assert prescribe(client, posterior["id"], contexts=CONTEXTS[:4], policy=policy) == plain
 
 
-def test_the_answer_says_by_how_much_the_problem_differs(client: TestClient, posterior: Json) -> None:
+def test_the_answer_lists_the_changes_of_the_problem(client: TestClient, posterior: Json) -> None:
     patch = {"items": {"croissants": {"underage_cost": 2, "maximum_order": 90}, "loaves": {"overage_cost": 0.6}}}
     answer = prescribe(client, posterior["id"], problem_patch=patch)
     differs = {one["where"]: one for one in answer["problem_differs"]}
@@ -105,7 +105,7 @@ def test_the_answer_says_by_how_much_the_problem_differs(client: TestClient, pos
 
 
 @pytest.mark.parametrize("patch", [{}, {"items": {}}, {"items": {"croissants": {"underage_cost": 1.8}}}])
-def test_a_patch_that_changes_nothing_is_fine_and_says_so(client: TestClient, posterior: Json, patch: Json) -> None:
+def test_a_patch_that_changes_nothing_gives_a_warning(client: TestClient, posterior: Json, patch: Json) -> None:
     plain, answer = prescribe(client, posterior["id"]), prescribe(client, posterior["id"], problem_patch=patch)
     assert answer["prescriptions"] == plain["prescriptions"]
     assert answer["problem_differs"] == []
@@ -133,10 +133,10 @@ def test_a_patch_that_changes_nothing_is_fine_and_says_so(client: TestClient, po
         (["items"], "#/problem_patch", "valid dictionary"),
     ],
 )
-def test_a_patch_that_names_nothing_or_breaks_the_problem_is_refused_at_its_place(
+def test_an_invalid_patch_is_refused_with_a_pointer(
     client: TestClient, posterior: Json, patch: Any, pointer: str, words: str
 ) -> None:
-    answer = refused(client, posterior, patch)
+    answer = refuse_patch(client, posterior, patch)
     assert answer["errors"][0]["pointer"] == pointer
     assert words in answer["errors"][0]["detail"]
 
@@ -145,7 +145,7 @@ def test_a_patch_that_names_nothing_or_breaks_the_problem_is_refused_at_its_plac
     "text",
     ['{"items": {"loaves": {"underage_cost": NaN}}}', f'{{"relative_gap": {"9" * 30}}}', '{"items": {"a\\ud800": {}}}'],
 )
-def test_what_is_no_number_or_no_text_is_refused(client: TestClient, posterior: Json, text: str) -> None:
+def test_invalid_numbers_and_text_are_refused(client: TestClient, posterior: Json, text: str) -> None:
     body = f'{{"contexts": [{json.dumps(CONTEXTS[0])}], "problem_patch": {text}}}'
     address = f"/v1/posteriors/{posterior['id']}/prescribe"
     response = client.post(address, content=body, headers={"content-type": "application/json"})
@@ -203,7 +203,7 @@ def test_many_changes_are_counted_and_the_largest_are_listed() -> None:
     assert "the largest of 225 changes" in patches.warning(differs)
 
 
-def test_a_patched_problem_is_built_once_and_takes_its_place_in_the_cache(
+def test_a_patched_problem_is_built_once_and_counted_by_the_cache(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[Json] = []
@@ -226,25 +226,25 @@ def test_a_patched_problem_is_built_once_and_takes_its_place_in_the_cache(
     assert key not in cache._entries
 
 
-def test_only_requests_with_the_same_patch_are_decided_together(
-    client: TestClient, posterior: Json, watched: Watched
+def test_only_requests_with_the_same_patch_are_batched(
+    client: TestClient, posterior: Json, blocked: BlockedPrescribe
 ) -> None:
     bodies: list[Json] = [{"contexts": CONTEXTS[n : n + 1]} for n in range(6)]
     for n, cost in ((1, 2.5), (2, 2.5), (3, 3.5), (4, 2.5)):
         bodies[n]["problem_patch"] = {"items": {"loaves": {"underage_cost": cost}}}
-    watched.go_on.set()
+    blocked.go_on.set()
     alone = [{"status": 200} | prescribe(client, posterior["id"], **body) for body in bodies]
-    watched.go_on.clear()
-    watched.begun.clear()
-    watched.sizes.clear()
-    assert all_at_once(client, watched, path(posterior), bodies) == alone
-    assert sorted(watched.sizes) == [1, 1, 1, 3]
+    blocked.go_on.clear()
+    blocked.begun.clear()
+    blocked.sizes.clear()
+    assert post_concurrently(client, blocked, path(posterior), bodies) == alone
+    assert sorted(blocked.sizes) == [1, 1, 1, 3]
 
 
-def test_what_takes_long_to_build_is_built_elsewhere(
+def test_a_problem_that_takes_long_to_build_is_built_in_a_solver_process(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here a quick call may not even begin it; in a solver process the same patch gives the same decision."""
+    """A quick call may not start it; the solver process returns the same decision."""
     patch = {"items": {"loaves": {"underage_cost": 5}}}
     here = prescribe(client, posterior["id"], contexts=CONTEXTS[:1], problem_patch=patch)
     client.app.state.posteriors.forget(posterior["id"])  # type: ignore[attr-defined]
@@ -261,16 +261,16 @@ def test_what_takes_long_to_build_is_built_elsewhere(
     assert there["problem_differs"] == here["problem_differs"]
 
 
-def test_a_batch_has_its_patch_checked_when_it_is_made_and_decides_with_it(client: TestClient, posterior: Json) -> None:
+def test_a_batch_checks_its_patch_on_creation_and_uses_it(client: TestClient, posterior: Json) -> None:
     patch = {"items": {"loaves": {"underage_cost": 5, "maximum_order": 40}}}
     dataset = create_dataset(client, rows=ROWS[:20])
     address = f"/v1/posteriors/{posterior['id']}/batch-prescriptions"
     made = answered(client.post(address, json={"dataset_id": dataset["id"], "problem_patch": patch}), 202)
     assert made["spec"]["problem_patch"] == patch
     expected = prescribe(client, posterior["id"], contexts=CONTEXTS[:20], problem_patch=patch)["prescriptions"]
-    uploaded = submitted(client, posterior, CONTEXTS[:20], problem_patch=json.dumps(patch))
+    uploaded = submit(client, posterior, CONTEXTS[:20], problem_patch=json.dumps(patch))
     for job_id in (made["id"], uploaded):
-        job = run(client, job_id)
+        job = run_batch(client, job_id)
         assert job["state"] == "succeeded", job["error"]
         table = pq.read_table(io.BytesIO(client.get(f"/v1/jobs/{job_id}/result", params={"format": "parquet"}).content))
         for name in OUTCOMES:
@@ -283,5 +283,10 @@ def test_a_batch_has_its_patch_checked_when_it_is_made_and_decides_with_it(clien
     response = upload(client, posterior, as_csv(CONTEXTS[:2]).encode(), problem_patch=json.dumps(bad))
     assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "#/problem_patch/items/bagels")
     assert upload(client, posterior, as_csv(CONTEXTS[:2]).encode(), problem_patch="no json").status_code == 422
-    asked = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": dataset["id"], "problem_patch": patch}
-    assert answered(client.post("/v1/jobs", json=asked), 202)["spec"]["problem_patch"] == patch
+    job_body = {
+        "kind": "prescribe",
+        "posterior_id": posterior["id"],
+        "dataset_id": dataset["id"],
+        "problem_patch": patch,
+    }
+    assert answered(client.post("/v1/jobs", json=job_body), 202)["spec"]["problem_patch"] == patch

@@ -1,3 +1,5 @@
+"""POST /v1/posteriors/{id}/prescribe: decisions, costs, policies, scenarios and warnings."""
+
 from __future__ import annotations
 
 import io
@@ -36,13 +38,13 @@ def network(client: TestClient) -> Json:
     return learned(client, seed=4, predictor={"kind": "mlp", "hidden": [8]})
 
 
-def loaded(posterior_id: str) -> Posterior:
+def load_posterior(posterior_id: str) -> Posterior:
     with transaction() as session:
         return load(session, session.get_one(PosteriorRow, posterior_id))
 
 
-def encoded(contexts: list[Json]) -> Any:
-    """One-hot by hand: a column for each weekday in alphabetical order, then the numbers."""
+def encode_by_hand(contexts: list[Json]) -> Any:
+    """One-hot encode by hand: one column per weekday in alphabetical order, then the numbers."""
     rows = [
         [float(context["weekday"] == day) for day in WEEKDAYS]
         + [float(context[name]) for name in ("temperature", "rain", "promotion", "holiday")]
@@ -51,13 +53,13 @@ def encoded(contexts: list[Json]) -> Any:
     return np.array(rows)
 
 
-def what_may_happen(posterior: Posterior, contexts: list[Json], predictions: Tensor, count: int) -> Scenarios:
-    found = posterior.predictive(torch.from_numpy(encoded(contexts)), predictions, count)
+def predictive_scenarios(posterior: Posterior, contexts: list[Json], predictions: Tensor, count: int) -> Scenarios:
+    found = posterior.predictive(torch.from_numpy(encode_by_hand(contexts)), predictions, count)
     assert found is not None
     return found
 
 
-def test_the_answer_is_exactly_what_the_docs_promise(client: TestClient, posterior: Json) -> None:
+def test_the_answer_matches_its_schema(client: TestClient, posterior: Json) -> None:
     body = {"contexts": CONTEXTS[:3]}
     answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     promised = PrescribeAnswer.model_validate(answer)
@@ -75,12 +77,12 @@ def test_the_answer_is_exactly_what_the_docs_promise(client: TestClient, posteri
 def test_a_prescription_can_be_recomputed_by_hand_from_the_downloaded_particles(
     client: TestClient, posterior: Json
 ) -> None:
-    """Only numpy and the linear model's definition: nothing of ours takes part."""
+    """Uses only numpy and the definition of the linear model."""
     file = client.get(f"/v1/posteriors/{posterior['id']}/particles").content
     with np.load(io.BytesIO(file), allow_pickle=False) as arrays:
-        # 59 scenarios: no quantile falls exactly on an atom, where rounding would decide.
+        # With 59 scenarios no quantile falls exactly on an atom, where rounding would matter.
         theta = arrays["particles"][:59].astype(np.float64)
-        contexts = (encoded(CONTEXTS[:5]) - arrays["context_mean"]) / arrays["context_scale"]
+        contexts = (encode_by_hand(CONTEXTS[:5]) - arrays["context_mean"]) / arrays["context_scale"]
         outcome_mean, outcome_scale = arrays["outcome_mean"], arrays["outcome_scale"]
     weights, bias = theta[:, :-2].reshape(-1, 11, 2), theta[:, None, -2:]
     predictions = (np.einsum("bx,kxy->kby", contexts, weights) + bias) * outcome_scale + outcome_mean
@@ -111,12 +113,12 @@ def test_expected_costs_equal_the_cores_own_over_the_loaded_posterior(
     options = {"policy": policy, "scenarios": 30, "costs_over": costs_over}
     answer = prescribe(client, network["id"], contexts=CONTEXTS[:4], **options)
     assert answer["scenarios"]["costs_over"] == costs_over
-    posterior, problem = loaded(network["id"]), build_problem(network["problem"])
-    scenarios = posterior.scenarios(torch.from_numpy(encoded(CONTEXTS[:4])), posterior.particles[:30])
+    posterior, problem = load_posterior(network["id"]), build_problem(network["problem"])
+    scenarios = posterior.scenarios(torch.from_numpy(encode_by_hand(CONTEXTS[:4])), posterior.particles[:30])
     map_decisions = problem.decide(scenarios.mode)
     atoms = scenarios.outcomes
     if costs_over == "predictive":
-        atoms = what_may_happen(posterior, CONTEXTS[:4], atoms.mean(dim=1), 30).outcomes
+        atoms = predictive_scenarios(posterior, CONTEXTS[:4], atoms.mean(dim=1), 30).outcomes
     for b, found in enumerate(answer["prescriptions"]):
         decision = torch.tensor(list(found["decision"].values()), dtype=torch.float64)
         cost = problem.cost(decision, atoms[b]).mean().item()
@@ -127,9 +129,9 @@ def test_expected_costs_equal_the_cores_own_over_the_loaded_posterior(
         assert found["hedging_gain"] == pytest.approx(map_cost - cost, abs=1e-9)
 
 
-def test_every_policy_decides_as_it_says(client: TestClient, network: Json) -> None:
-    posterior, problem = loaded(network["id"]), build_problem(network["problem"])
-    scenarios = posterior.scenarios(torch.from_numpy(encoded(CONTEXTS[:4])), posterior.particles)
+def test_every_policy_follows_its_definition(client: TestClient, network: Json) -> None:
+    posterior, problem = load_posterior(network["id"]), build_problem(network["problem"])
+    scenarios = posterior.scenarios(torch.from_numpy(encode_by_hand(CONTEXTS[:4])), posterior.particles)
     own = problem.decide(scenarios.outcomes)
     found = {
         policy: torch.tensor(
@@ -145,7 +147,7 @@ def test_every_policy_decides_as_it_says(client: TestClient, network: Json) -> N
     }
     torch.testing.assert_close(found["bcp"], problem.prescribe(scenarios.outcomes, scenarios.weights).decisions)
     torch.testing.assert_close(found["averaged"], own.mean(dim=1))
-    atoms = what_may_happen(posterior, CONTEXTS[:4], scenarios.mean(), 40)
+    atoms = predictive_scenarios(posterior, CONTEXTS[:4], scenarios.mean(), 40)
     torch.testing.assert_close(found["predictive"], problem.prescribe(atoms.outcomes, atoms.weights).decisions)
     mean = scenarios.outcomes.mean(dim=1, keepdim=True)
     shrunk = mean + 0.5 * (scenarios.outcomes - mean)
@@ -156,11 +158,11 @@ def test_every_policy_decides_as_it_says(client: TestClient, network: Json) -> N
     assert len({tuple(decisions.flatten().tolist()) for decisions in found.values()}) == len(POLICY_NAMES)
 
 
-def test_the_jobs_policy_is_used_unless_told_otherwise(client: TestClient) -> None:
+def test_the_policy_of_the_job_is_the_default(client: TestClient) -> None:
     made = learned(client, policy="averaged")
     assert prescribe(client, made["id"])["policy"] == "averaged"
-    told = prescribe(client, made["id"], policy="averaged")
-    assert prescribe(client, made["id"]) == told
+    averaged = prescribe(client, made["id"], policy="averaged")
+    assert prescribe(client, made["id"]) == averaged
     assert prescribe(client, made["id"], policy="map")["policy"] == "map"
 
 
@@ -189,8 +191,8 @@ def test_bcp_is_the_cheapest_policy_over_the_posterior_for_every_context(client:
 
 
 def test_blended_is_bcp_at_one_and_the_decision_of_the_mean_at_zero(client: TestClient, network: Json) -> None:
-    posterior, problem = loaded(network["id"]), build_problem(network["problem"])
-    scenarios = posterior.scenarios(torch.from_numpy(encoded(CONTEXTS[:3])), posterior.particles)
+    posterior, problem = load_posterior(network["id"]), build_problem(network["problem"])
+    scenarios = posterior.scenarios(torch.from_numpy(encode_by_hand(CONTEXTS[:3])), posterior.particles)
     options = {"contexts": CONTEXTS[:3], "scenarios": 40}
     zero, one = (
         prescribe(client, network["id"], policy="blended", alpha=alpha, **options)["prescriptions"] for alpha in (0, 1)
@@ -202,7 +204,7 @@ def test_blended_is_bcp_at_one_and_the_decision_of_the_mean_at_zero(client: Test
         assert list(zero[b]["decision"].values()) == pytest.approx(of_the_mean[b].tolist(), rel=1e-9)
 
 
-def test_predictive_costs_include_the_noise_that_no_model_removes(client: TestClient, network: Json) -> None:
+def test_predictive_costs_include_the_noise_of_outcomes(client: TestClient, network: Json) -> None:
     predictive, posterior = (
         prescribe(client, network["id"], contexts=CONTEXTS, policy="bcp", costs_over=over)["prescriptions"]
         for over in ("predictive", "posterior")
@@ -213,13 +215,13 @@ def test_predictive_costs_include_the_noise_that_no_model_removes(client: TestCl
     assert means["predictive"] > means["posterior"]
 
 
-def test_the_map_policy_buys_no_hedge(client: TestClient, posterior: Json) -> None:
+def test_the_map_policy_has_no_hedging_gain(client: TestClient, posterior: Json) -> None:
     for found in prescribe(client, posterior["id"], contexts=CONTEXTS[:5], policy="map")["prescriptions"]:
         assert found["hedging_gain"] == 0
         assert found["decision"] == found["map"]["decision"]
 
 
-def test_contexts_by_name_in_any_order_and_by_list_are_the_same(client: TestClient, posterior: Json) -> None:
+def test_contexts_by_name_and_by_list_give_the_same_answer(client: TestClient, posterior: Json) -> None:
     by_name = prescribe(client, posterior["id"], contexts=CONTEXTS[:4])
     reversed_names = [dict(reversed(context.items())) for context in CONTEXTS[:4]]
     by_list = [list(context.values()) for context in CONTEXTS[:4]]
@@ -237,7 +239,7 @@ def test_one_context_and_many_give_the_same_decisions(client: TestClient, networ
         assert single["expected_cost"] == pytest.approx(many[index]["expected_cost"], rel=1e-4)
 
 
-def test_booleans_and_whole_numbers_are_the_same_context(client: TestClient, posterior: Json) -> None:
+def test_booleans_and_integers_are_the_same_context(client: TestClient, posterior: Json) -> None:
     as_numbers = [context | {"promotion": int(context["promotion"])} for context in CONTEXTS[:3]]
     assert prescribe(client, posterior["id"], contexts=as_numbers) == prescribe(
         client, posterior["id"], contexts=CONTEXTS[:3]
@@ -253,7 +255,7 @@ def test_the_same_request_gives_the_same_answer_bit_for_bit(client: TestClient, 
         assert without_id(first.content) == without_id(second.content)
 
 
-def test_a_seed_draws_fresh_scenarios_and_another_seed_others(client: TestClient, posterior: Json) -> None:
+def test_each_seed_draws_its_own_fresh_scenarios(client: TestClient, posterior: Json) -> None:
     plain, nine, ten = (prescribe(client, posterior["id"], scenarios=50, seed=seed) for seed in (None, 9, 10))
     assert plain["scenarios"] == {"count": 50, "source": "particles", "seed": 4, "costs_over": "predictive"}
     assert nine["scenarios"] == {"count": 50, "source": "fresh draws", "seed": 9, "costs_over": "predictive"}
@@ -270,15 +272,13 @@ def test_more_scenarios_than_stored_particles_are_drawn_fresh(client: TestClient
 
 def test_fewer_scenarios_are_the_first_particles(client: TestClient, posterior: Json) -> None:
     (found,) = prescribe(client, posterior["id"], scenarios=1)["prescriptions"]
-    made, problem = loaded(posterior["id"]), build_problem(posterior["problem"])
-    scenarios = made.scenarios(torch.from_numpy(encoded(CONTEXTS[:1])), made.particles[:1])
+    made, problem = load_posterior(posterior["id"]), build_problem(posterior["problem"])
+    scenarios = made.scenarios(torch.from_numpy(encode_by_hand(CONTEXTS[:1])), made.particles[:1])
     assert list(found["decision"].values()) == problem.decide(scenarios.outcomes)[0, 0].tolist()
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_a_posterior_loaded_again_prescribes_bit_for_bit_the_same(
-    client: TestClient, network: Json, policy: str
-) -> None:
+def test_a_reloaded_posterior_prescribes_the_same_bit_for_bit(client: TestClient, network: Json, policy: str) -> None:
     body = {"contexts": CONTEXTS, "policy": policy}
     path = f"/v1/posteriors/{network['id']}/prescribe"
     requests = [body, body | {"seed": 3}, body | {"scenarios": 17}]
@@ -287,7 +287,7 @@ def test_a_posterior_loaded_again_prescribes_bit_for_bit_the_same(
     assert [without_id(client.post(path, json=request).content) for request in requests] == first
 
 
-def test_a_poor_posterior_warns_and_refuses_only_when_asked_to(client: TestClient) -> None:
+def test_a_poor_posterior_warns_and_refuses_if_quality_is_required(client: TestClient) -> None:
     poor = learned(client, inference=QUICK | {"epochs": 1, "learning_rate": 1e-9, "initial_scale": 3})
     assert poor["quality"] == "bad"
     answer = prescribe(client, poor["id"])
@@ -300,7 +300,7 @@ def test_a_poor_posterior_warns_and_refuses_only_when_asked_to(client: TestClien
         assert poor["reason"] in response.json()["detail"]
 
 
-def test_a_good_posterior_prescribes_without_warnings_whatever_quality_is_required(client: TestClient) -> None:
+def test_a_good_posterior_prescribes_without_warnings(client: TestClient) -> None:
     inference = {"method": "vi", "members": 5, "epochs": 300, "patience": 8, "learning_rate": 0.05, "particles": 40}
     rng = np.random.default_rng(0)
     rows = [
@@ -315,7 +315,7 @@ def test_a_good_posterior_prescribes_without_warnings_whatever_quality_is_requir
     assert answer["prescriptions"][0]["decision"]["croissants"] == pytest.approx(40, abs=8)
 
 
-def test_contexts_far_from_the_history_are_warned_of_by_name(client: TestClient, posterior: Json) -> None:
+def test_contexts_far_from_the_history_cause_warnings_by_column(client: TestClient, posterior: Json) -> None:
     usual = prescribe(client, posterior["id"], contexts=CONTEXTS)["warnings"]
     strange = [CONTEXTS[0] | {"temperature": 400}, CONTEXTS[1] | {"temperature": -400, "rain": 900}, CONTEXTS[2]]
     warnings = [note for note in prescribe(client, posterior["id"], contexts=strange)["warnings"] if note not in usual]
@@ -339,7 +339,7 @@ def test_decisions_keep_their_order_bounds(client: TestClient) -> None:
         assert found["decision"] == {"croissants": 1000.0, "loaves": 5.0}
 
 
-def test_a_thousand_contexts_are_answered_in_one_call_in_their_order(client: TestClient, network: Json) -> None:
+def test_one_call_answers_a_thousand_contexts_in_order(client: TestClient, network: Json) -> None:
     contexts = [CONTEXTS[0] | {"temperature": index / 50} for index in range(1000)]
     found = prescribe(client, network["id"], contexts=contexts)["prescriptions"]
     assert len(found) == 1000

@@ -1,4 +1,4 @@
-"""Problems of kind linear through HTTP: made, refused, learned, decided and patched."""
+"""Problems of kind linear over HTTP: creation, refusals, learning, decisions and patches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_linear_model_is_stored_with_its_uncertain_numbers(client: TestClient)
         (("recourse", 0, "maximum"), 1, "#/spec/rows", "not always a recourse"),
     ],
 )
-def test_what_cannot_be_served_is_refused_at_its_place(
+def test_an_unsupported_specification_is_refused_with_a_pointer(
     client: TestClient, path: tuple[Any, ...], value: Any, pointer: str, words: str
 ) -> None:
     spec = copy.deepcopy(SPEC)
@@ -106,7 +106,7 @@ def test_what_cannot_be_served_is_refused_at_its_place(
     ],
     ids=["recourse", "row", "bounds"],
 )
-def test_what_whole_numbers_cannot_keep_is_refused(client: TestClient, spec: dict[str, Any], words: str) -> None:
+def test_an_integer_infeasible_problem_is_refused(client: TestClient, spec: dict[str, Any], words: str) -> None:
     whole = {"kind": "linear", "outcomes": [{"name": "y", "minimum": 0, "maximum": 5}]} | spec
     response = client.post("/v1/problems", json={"name": "orders", "spec": whole})
     assert response.status_code == 422
@@ -128,7 +128,7 @@ def test_numbers_are_patched_by_name() -> None:
     assert {one.where for one in done.differs} >= {"recourse/express/cost/outcomes/fuel", "decisions/order/cost"}
 
 
-def test_names_of_a_large_model_are_read_at_once() -> None:
+def test_names_of_a_large_model_are_read_quickly() -> None:
     spec = copy.deepcopy(SPEC)
     spec["rows"] = spec["rows"] * 10_000
     start = time.process_time()
@@ -137,8 +137,8 @@ def test_names_of_a_large_model_are_read_at_once() -> None:
     assert time.process_time() - start < 0.2
 
 
-# From a job with nothing but its ids to decisions, for a model with random costs of recourse, one whose recourse comes
-# in whole numbers, and one whose objective is uncertain and maximised.
+# From a job with default options to decisions, for models with uncertain recourse costs, with integer recourse, and
+# with an uncertain objective that is maximised.
 
 VANS: Json = SPEC | {
     "recourse": [{"name": "vans", "cost": {"constant": 30, "outcomes": {"fuel": 4}}, "integer": True}],
@@ -172,8 +172,8 @@ CONTEXT: Json = {"season": 0.5, "oil": -0.2}
 OTHER: Json = {"season": -1.0, "oil": 0.9}
 
 
-class Learned(dict[str, Json]):
-    """Posteriors by the names of their models, each learned when it is first asked for, by defaults alone."""
+class LearnedModels(dict[str, Json]):
+    """Posteriors by model name, each learned with default options on first access."""
 
     def __init__(self, client: TestClient) -> None:
         self.client = client
@@ -189,9 +189,9 @@ class Learned(dict[str, Json]):
 
 
 @pytest.fixture(scope="module")
-def posteriors(client: TestClient) -> Learned:
+def posteriors(client: TestClient) -> LearnedModels:
     await_solvers(client)
-    return Learned(client)
+    return LearnedModels(client)
 
 
 @pytest.fixture(params=MODELS)
@@ -200,30 +200,30 @@ def model(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def decided(client: TestClient, posterior: Json, **body: Any) -> list[Json]:
+def prescriptions_for(client: TestClient, posterior: Json, **body: Any) -> list[Json]:
     found: list[Json] = prescribe(client, posterior["id"], **{"contexts": [CONTEXT, OTHER], "scenarios": 20} | body)[
         "prescriptions"
     ]
     return found
 
 
-def test_defaults_learn_and_decide(client: TestClient, posteriors: Learned, model: str) -> None:
+def test_defaults_learn_and_decide(client: TestClient, posteriors: LearnedModels, model: str) -> None:
     posterior = posteriors[model]
     assert posterior["loss"] == ("spo_plus" if model == "maximised objective" else "squared_error")
-    first, second = decided(client, posterior)
+    first, second = prescriptions_for(client, posterior)
     assert {first["status"], second["status"]} == {"optimal"}
     assert first["expected_cost"] is not None
     if model == "maximised objective":
         assert first["facts"]["expected_value"] == pytest.approx(-first["expected_cost"])
         assert first["decision"] == pytest.approx({"demand": 1, "fuel": 0.5})
     else:
-        # Less is needed, and what is bought later costs more than twice as much.
+        # Demand is lower, and express orders cost more than twice as much.
         assert second["decision"]["order"] < first["decision"]["order"] <= 80
 
 
-def test_own_decisions_are_judged_and_completed(client: TestClient, posteriors: Learned, model: str) -> None:
+def test_given_decisions_are_evaluated_and_completed(client: TestClient, posteriors: LearnedModels, model: str) -> None:
     posterior = posteriors[model]
-    (ours,) = decided(client, posterior, contexts=[CONTEXT], policy="predictive")
+    (ours,) = prescriptions_for(client, posterior, contexts=[CONTEXT], policy="predictive")
     worse = dict.fromkeys(ours["decision"], 0.0)
     body = {
         "contexts": [CONTEXT],
@@ -241,8 +241,10 @@ def test_own_decisions_are_judged_and_completed(client: TestClient, posteriors: 
     assert left["expected_cost"] == pytest.approx(found["ours"]["expected_cost"], rel=1e-6)
 
 
-def test_everything_is_included_or_said_to_mean_nothing(client: TestClient, posteriors: Learned, model: str) -> None:
-    (found,) = decided(client, posteriors[model], contexts=[CONTEXT], include=INCLUDED)
+def test_every_part_is_included_or_null_where_meaningless(
+    client: TestClient, posteriors: LearnedModels, model: str
+) -> None:
+    (found,) = prescriptions_for(client, posteriors[model], contexts=[CONTEXT], include=INCLUDED)
     assert [name for name in INCLUDED if found[name] is None] == (
         ["recourse"] if model == "maximised objective" else []
     )
@@ -251,28 +253,32 @@ def test_everything_is_included_or_said_to_mean_nothing(client: TestClient, post
     season = found["sensitivity"]["derivatives"]["season"]
     assert season["method"] == "difference"
     if model == "maximised objective":
-        # A unit of the season is twelve of demand, which are worth as much each.
+        # One unit of season adds twelve to the outcome 'demand', the value of an item taken whole.
         assert season["expected_cost"] == pytest.approx(-12, rel=0.1)
         return
     plan = found["recourse"]
     assert plan["first_stage_cost"] + plan["expected_cost"] == pytest.approx(found["expected_cost"])
-    # What recourse costs is what it is used for at the price of the day.
+    # Recourse costs are the amounts times the price of the day.
     assert sum(one["cost"] for one in plan["expected"].values()) == pytest.approx(plan["expected_cost"])
     whole = [amount == round(amount) for (amount,) in plan["plans"]["amounts"]]
     assert all(whole) == (model == "whole recourse")
 
 
-def test_a_patched_cost_changes_the_decision(client: TestClient, posteriors: Learned, model: str) -> None:
+def test_a_patched_cost_changes_the_decision(client: TestClient, posteriors: LearnedModels, model: str) -> None:
     posterior, changed = posteriors[model], MODELS[model][1]
-    before, after = (decided(client, posterior, policy="bcp", **own)[0] for own in ({}, {"problem_patch": changed}))
+    before, after = (
+        prescriptions_for(client, posterior, policy="bcp", **own)[0] for own in ({}, {"problem_patch": changed})
+    )
     assert after["status"] == "optimal"
     assert after["decision"] != before["decision"]
     assert after["expected_cost"] > before["expected_cost"]
 
 
-def test_a_worse_tail_is_hedged(client: TestClient, posteriors: Learned, model: str) -> None:
+def test_cvar_aversion_reduces_the_tail_cost(client: TestClient, posteriors: LearnedModels, model: str) -> None:
     risk = {"cvar_weight": 1.0, "cvar_level": 0.95}
-    calm, wary = (decided(client, posteriors[model], policy="predictive", **own)[0] for own in ({}, {"risk": risk}))
+    calm, wary = (
+        prescriptions_for(client, posteriors[model], policy="predictive", **own)[0] for own in ({}, {"risk": risk})
+    )
     assert wary["status"] == "optimal"
     rounding = 1e-6 * abs(calm["expected_cost"])
     assert wary["expected_cost"] >= calm["expected_cost"] - rounding
@@ -281,7 +287,7 @@ def test_a_worse_tail_is_hedged(client: TestClient, posteriors: Learned, model: 
         assert wary["cvar_95"] < calm["cvar_95"] - rounding
 
 
-def test_a_table_is_decided_as_its_rows_are(client: TestClient, posteriors: Learned, model: str) -> None:
+def test_a_batch_gives_the_decisions_of_prescribe(client: TestClient, posteriors: LearnedModels, model: str) -> None:
     posterior = posteriors[model]
     dataset = create_dataset(client, outcomes=["demand", "fuel"], rows=[CONTEXT | {"demand": 1, "fuel": 1}] * 3)
     body = {"dataset_id": dataset["id"], "scenarios": 20, "policy": "bcp"}
@@ -290,16 +296,16 @@ def test_a_table_is_decided_as_its_rows_are(client: TestClient, posteriors: Lear
     assert attempt is not None
     assert parts.offer(job["id"], attempt)
 
-    def work() -> None:
+    def run_part() -> None:
         assert parts.start(job["id"], 0)
         compute.run_part(job["id"], 0)
 
-    compute.run(job["id"], attempt, work)
+    compute.run(job["id"], attempt, run_part)
     done = answered(client.get(f"/v1/jobs/{job['id']}"))
     assert done["state"] == "succeeded", done["error"]
-    told = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "csv"}).text
-    table = list(csv.DictReader(io.StringIO(told)))
-    (alone,) = decided(client, posterior, contexts=[CONTEXT], policy="bcp")
+    result = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "csv"}).text
+    table = list(csv.DictReader(io.StringIO(result)))
+    (alone,) = prescriptions_for(client, posterior, contexts=[CONTEXT], policy="bcp")
     assert [row["status"] for row in table] == ["optimal"] * 3
     for name, value in alone["decision"].items():
         assert [float(row[f"decision.{name}"]) for row in table] == pytest.approx([value] * 3, rel=1e-6)

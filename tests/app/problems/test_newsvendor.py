@@ -1,4 +1,4 @@
-"""A newsvendor as planners have it, by HTTP: a shared budget, packs, stock, service and the tail."""
+"""Newsvendor over HTTP with planning constraints: budget, pack sizes, stock, service level and tail risk."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def posterior(client: TestClient) -> str:
     return str(learned(client, problem_id=problem["id"])["id"])
 
 
-def asked(client: TestClient, posterior: str, **changes: Any) -> Json:
+def prescribe_oven(client: TestClient, posterior: str, **changes: Any) -> Json:
     found: Json = prescribe(client, posterior, scenarios=40, **changes)
     return found
 
 
-def test_orders_are_packs_within_the_budget_and_proven_the_best(client: TestClient, posterior: str) -> None:
-    answer = asked(client, posterior)
+def test_orders_are_whole_packs_within_the_budget_and_proven_optimal(client: TestClient, posterior: str) -> None:
+    answer = prescribe_oven(client, posterior)
     assert answer["policy"] == "predictive"
     (one,) = answer["prescriptions"]
     croissants, loaves = one["decision"]["croissants"], one["decision"]["loaves"]
@@ -42,26 +42,29 @@ def test_orders_are_packs_within_the_budget_and_proven_the_best(client: TestClie
     assert one["gap"] <= 1e-6
 
 
-def test_the_tail_is_weighed_on_request(client: TestClient, posterior: str) -> None:
-    mean, tail = asked(client, posterior), asked(client, posterior, risk={"cvar_weight": 1, "cvar_level": 0.95})
+def test_tail_risk_is_weighted_on_request(client: TestClient, posterior: str) -> None:
+    mean, tail = (
+        prescribe_oven(client, posterior),
+        prescribe_oven(client, posterior, risk={"cvar_weight": 1, "cvar_level": 0.95}),
+    )
     before, after = mean["prescriptions"][0], tail["prescriptions"][0]
     assert after["status"] == "optimal"
     assert after["cvar_95"] <= before["cvar_95"] + 1e-9
     assert after["expected_cost"] >= before["expected_cost"] - 1e-9
 
 
-def test_service_that_no_order_reaches_is_said(client: TestClient) -> None:
+def test_an_unreachable_service_level_is_reported(client: TestClient) -> None:
     item = {"name": "croissants", "underage_cost": 1, "overage_cost": 1, "maximum_order": 3}
     other = {"name": "loaves", "underage_cost": 1, "overage_cost": 1}
     spec = {"kind": "newsvendor", "items": [item | {"minimum_service_level": 0.9}, other]}
     problem = create_problem(client, name="small", spec=spec)
-    (one,) = asked(client, learned(client, problem_id=problem["id"])["id"])["prescriptions"]
+    (one,) = prescribe_oven(client, learned(client, problem_id=problem["id"])["id"])["prescriptions"]
     assert one["status"] == "best_effort"
     assert one["reason"].startswith("croissants: demand is met in 0.0% of the scenarios")
     assert one["decision"]["croissants"] == 3
 
 
-def test_a_problem_states_its_rules_back(client: TestClient) -> None:
+def test_a_problem_returns_its_constraints(client: TestClient) -> None:
     made = create_problem(client, name="oven", spec=SPEC)
     stored = answered(client.get(f"/v1/problems/{made['id']}"))["spec"]
     assert stored["decision_rows"] == [dict(row) for row in SPEC["decision_rows"]]

@@ -1,4 +1,4 @@
-"""A portfolio by HTTP: learned by Metropolis–Hastings, interrupted and resumed, prescribed, out of reach."""
+"""Portfolio over HTTP: Metropolis–Hastings jobs, interruption and resumption, prescriptions, unreachable targets."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def posterior(client: TestClient, ids: Json) -> Json:
 CONTEXTS = [{"mood": 0.5, "rates": 0.0}, {"mood": -1.0, "rates": 0.3}]
 
 
-def test_auto_samples_and_the_diagnostics_say_so(client: TestClient, posterior: Json) -> None:
+def test_auto_samples_chains_and_the_diagnostics_show_it(client: TestClient, posterior: Json) -> None:
     found = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
     assert (found["method"], found["inference"], found["policy"]) == ("auto", "mh", "bcp")
     assert "no useful gradient" in found["inference_reason"]
     assert found["chains"]["count"] == 2
     assert len(found["chains"]["acceptance"]) == 2
-    # Two standard errors more are asked of the history than of the future.
-    asked = min(1.0, 0.95 + 2 * math.sqrt(0.95 * 0.05 / found["history"]["rows"]))
-    assert found["history"]["required_feasibility"] == pytest.approx(asked)
-    assert min(found["history"]["chain_feasibility"]) >= asked
+    # The history must satisfy the target with two standard errors to spare.
+    required = min(1.0, 0.95 + 2 * math.sqrt(0.95 * 0.05 / found["history"]["rows"]))
+    assert found["history"]["required_feasibility"] == pytest.approx(required)
+    assert min(found["history"]["chain_feasibility"]) >= required
     assert found["temperatures"] == [{"inverse_temperature": 100, "loss_before": None, "loss_after": None, "chosen": 1}]
     assert found["quality"] in ("warn", "ok")
 
 
-def test_a_portfolio_is_prescribed_with_its_chance_of_reaching_the_target(client: TestClient, posterior: Json) -> None:
+def test_a_portfolio_has_its_probability_of_reaching_the_target(client: TestClient, posterior: Json) -> None:
     body = {"contexts": CONTEXTS, "scenarios": 40}
     answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     assert answer["policy"] == "bcp"
@@ -68,7 +68,7 @@ def test_a_portfolio_is_prescribed_with_its_chance_of_reaching_the_target(client
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "xlsx"])
-def test_a_batch_of_portfolios_has_a_column_for_each_fact_even_if_a_part_is_refused(
+def test_a_batch_has_a_column_per_fact_even_if_a_part_is_refused(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(batches, "_MOST_ROWS_AT_ONCE", 2)
@@ -108,7 +108,7 @@ def read_table(data: bytes, kind: str) -> pa.Table:
 
 
 @pytest.mark.parametrize("choice", ["best_effort", "error"])
-def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClient, ids: Json, choice: str) -> None:
+def test_an_unreachable_target_follows_the_option_infeasible(client: TestClient, ids: Json, choice: str) -> None:
     spec = FUND | {"target_return": 0.099, "infeasible": choice}
     problem = answered(client.post("/v1/problems", json={"name": "dream", "spec": spec}), 201)
     job = learn(client, create_job(client, **ids | {"problem_id": problem["id"]}, inference=QUICK)["id"])
@@ -135,12 +135,12 @@ def parts_of(job_id: str) -> list[JobPartRow]:
         return list(session.scalars(sa.select(JobPartRow).where(JobPartRow.job_id == job_id).order_by(JobPartRow.seq)))
 
 
-Interrupted = Callable[..., tuple[str, list[str]]]
+InterruptJob = Callable[..., tuple[str, list[str]]]
 
 
 @pytest.fixture
-def interrupted(client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch) -> Interrupted:
-    """A job whose first attempt died at a message, its chains unfinished, and the messages that come after."""
+def interrupt_job(client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch) -> InterruptJob:
+    """Run a job whose first attempt dies at a given message; return its id and the list of later messages."""
     monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "WAIT_SECONDS", 0.01)
@@ -167,35 +167,35 @@ def interrupted(client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch) 
     return interrupt
 
 
-def learns_the_same(client: TestClient, job_id: str, posterior: Json) -> Json:
-    """Bring a job to its end, and see that it is the undisturbed one's."""
+def finish_with_same_posterior(client: TestClient, job_id: str, posterior: Json) -> Json:
+    """Finish a job and check that its posterior equals the one without interruption."""
     job = learn(client, job_id)
     assert job["state"] == "succeeded", job["error"]
     assert answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"] == posterior["digest"]
     return job
 
 
-def test_a_job_whose_process_died_goes_on_from_its_checkpoint_and_ends_the_same(
-    client: TestClient, posterior: Json, interrupted: Interrupted
+def test_a_killed_job_resumes_from_its_checkpoint_with_the_same_result(
+    client: TestClient, posterior: Json, interrupt_job: InterruptJob
 ) -> None:
-    job_id, seen = interrupted("part 2 of 2: sampling, step 100 of 120")
+    job_id, seen = interrupt_job("part 2 of 2: sampling, step 100 of 120")
     assert [(part.taken, part.done, part.result is None) for part in parts_of(job_id)] == [
         ("job", 120, False),
         ("job", 100, True),
     ]
-    assert learns_the_same(client, job_id, posterior)["attempts"] == 2
+    assert finish_with_same_posterior(client, job_id, posterior)["attempts"] == 2
     assert not any("part 1" in message or "step 50 of" in message for message in seen)
     assert any("part 2 of 2: sampling, step 120 of 120" in message for message in seen)
     assert parts_of(job_id) == []
 
 
 def test_chains_computed_by_other_workers_give_the_same_posterior(
-    client: TestClient, posterior: Json, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, posterior: Json, interrupt_job: InterruptJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id, _ = interrupted()
+    job_id, _ = interrupt_job()
     queued = queue.client().list_queued_workflows(queue_name=queue.PARTS, workflow_id_prefix=job_id)
     assert len(queued) == 2
-    # The first chain is held by the job's own process, as far as anyone knows; the second is free for all.
+    # The first chain is still held by the job's own process; the second is free.
     assert not parts.start(job_id, 0)
     assert parts.start(job_id, 1)
     compute.run_part(job_id, 1)
@@ -203,14 +203,14 @@ def test_chains_computed_by_other_workers_give_the_same_posterior(
     taken: list[int | None] = []
     take = parts.take
     monkeypatch.setattr(parts, "take", lambda job_id: taken.append(take(job_id)) or taken[-1])
-    learns_the_same(client, job_id, posterior)
+    finish_with_same_posterior(client, job_id, posterior)
     assert taken == [0]
 
 
-def test_a_job_waits_for_the_chains_that_others_have_begun(
-    client: TestClient, posterior: Json, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
+def test_a_job_waits_for_chains_on_other_workers(
+    client: TestClient, posterior: Json, interrupt_job: InterruptJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id, _ = interrupted()
+    job_id, _ = interrupt_job()
     assert parts.start(job_id, 1)
     waited = []
 
@@ -220,33 +220,35 @@ def test_a_job_waits_for_the_chains_that_others_have_begun(
             compute.run_part(job_id, 1)
 
     monkeypatch.setattr(compute.time, "sleep", sleep)
-    learns_the_same(client, job_id, posterior)
+    finish_with_same_posterior(client, job_id, posterior)
     assert len(waited) == 3
 
 
-def test_a_job_cancelled_while_it_waits_for_its_chains_ends(
-    client: TestClient, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
+def test_a_job_cancelled_while_waiting_for_chains_ends(
+    client: TestClient, interrupt_job: InterruptJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id, _ = interrupted()
+    job_id, _ = interrupt_job()
     assert parts.start(job_id, 1)
     monkeypatch.setattr(compute.time, "sleep", lambda _: answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202))
     assert learn(client, job_id)["state"] == "cancelled"
 
 
-def test_a_chain_that_kills_its_workers_fails_its_job(client: TestClient, interrupted: Interrupted) -> None:
-    job_id, _ = interrupted()
+def test_a_chain_that_keeps_killing_its_workers_fails_its_job(client: TestClient, interrupt_job: InterruptJob) -> None:
+    job_id, _ = interrupt_job()
     assert [parts.start(job_id, 1) for _ in range(4)] == [True, True, True, False]
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
     assert job["error"] == "part 1: its worker died 3 times; it may need more memory than is available"
     assert parts_of(job_id) == []
-    # Run again, it begins anew.
+    # A retry starts from the beginning.
     answered(client.post(f"/v1/jobs/{job_id}/retry"), 202)
     assert learn(client, job_id)["state"] == "succeeded"
 
 
-def test_a_damaged_part_fails_its_job_and_a_cancelled_one_is_left(client: TestClient, interrupted: Interrupted) -> None:
-    (first, _), (second, _) = interrupted(), interrupted()
+def test_a_damaged_part_fails_its_job_and_a_cancelled_part_is_ignored(
+    client: TestClient, interrupt_job: InterruptJob
+) -> None:
+    (first, _), (second, _) = interrupt_job(), interrupt_job()
     assert parts.start(first, 1)
     assert parts.start(second, 1)
     with transaction() as session:
@@ -282,7 +284,7 @@ def test_a_damaged_part_fails_its_job_and_a_cancelled_one_is_left(client: TestCl
         ({"budget": 0}, "#/spec/budget", "greater than 0"),
     ],
 )
-def test_a_bad_portfolio_is_refused_where_it_is_wrong(
+def test_an_invalid_portfolio_is_refused_with_a_pointer(
     client: TestClient, changes: Json, pointer: str, words: str
 ) -> None:
     refusal = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND | changes}), 422)
@@ -297,7 +299,7 @@ def test_a_bad_portfolio_is_refused_where_it_is_wrong(
         ({"members": 3}, "#/inference/members", "auto samples chains, and members would have no effect"),
     ],
 )
-def test_what_cannot_be_learned_without_a_gradient_is_refused_when_the_job_is_made(
+def test_gradient_based_options_are_refused_on_creation_of_the_job(
     client: TestClient, ids: Json, inference: Json, pointer: str, words: str
 ) -> None:
     refusal = answered(client.post("/v1/jobs", json=ids | {"inference": inference}), 422)
@@ -305,7 +307,7 @@ def test_what_cannot_be_learned_without_a_gradient_is_refused_when_the_job_is_ma
     assert words in refusal["detail"]
 
 
-def test_chains_that_are_all_burn_in_are_refused(client: TestClient, ids: Json) -> None:
+def test_chains_with_nothing_but_burn_in_are_refused(client: TestClient, ids: Json) -> None:
     body = {**ids, "inference": QUICK | {"burn_in": 120}}
     refusal = answered(client.post("/v1/jobs", json=body), 422)
     assert "burn_in must be shorter" in refusal["detail"]

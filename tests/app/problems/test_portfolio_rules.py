@@ -1,4 +1,4 @@
-"""Portfolios by HTTP as people have them: estimated risk, rules, facts, and targets refused before learning."""
+"""Portfolio constraints over HTTP: estimated risk, groups, turnover, facts, and targets refused before training."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def problem_of(client: TestClient, spec: Json) -> str:
     return str(answered(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)["id"])
 
 
-def learned(client: TestClient, dataset: str, spec: Json, **options: Any) -> Json:
-    asked = create_job(client, problem_id=problem_of(client, spec), dataset_id=dataset, **options)
-    job = learn(client, asked["id"])
+def learn_portfolio(client: TestClient, dataset: str, spec: Json, **options: Any) -> Json:
+    job = create_job(client, problem_id=problem_of(client, spec), dataset_id=dataset, **options)
+    job = learn(client, job["id"])
     assert job["state"] == "succeeded", job["error"]
     return answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
 
@@ -46,10 +46,10 @@ def learned(client: TestClient, dataset: str, spec: Json, **options: Any) -> Jso
 @pytest.fixture(scope="module")
 def posterior(client: TestClient, dataset: str) -> Json:
     options = {"method": "vi", "members": 2, "epochs": 2}
-    return learned(client, dataset, RULES, inference=options, predictor={"kind": "linear"})
+    return learn_portfolio(client, dataset, RULES, inference=options, predictor={"kind": "linear"})
 
 
-def test_the_risk_is_that_of_the_uploaded_returns_and_the_posterior_keeps_it(posterior: Json) -> None:
+def test_the_covariance_is_estimated_from_the_returns_and_stored(posterior: Json) -> None:
     returns = np.array([[row[name] for name in ASSETS] for row in months()])
     expected, shrinkage = ledoit_wolf(returns)
     spec = posterior["problem"]
@@ -74,13 +74,13 @@ def test_answers_have_return_risk_turnover_and_bounds(client: TestClient, poster
         variance = positions @ np.array(posterior["problem"]["covariance"]) @ positions
         assert facts["variance"] == pytest.approx(variance)
         assert facts["volatility"] == pytest.approx(variance**0.5)
-        # The cost is ½γ variance less the return that is left after turnover.
+        # The cost is ½γ variance minus the return after turnover costs.
         assert one["expected_cost"] == pytest.approx(10 * variance - facts["expected_return"])
         assert facts["bounds"] == {name: [0, pytest.approx(0.7)] for name in ASSETS}
         assert facts["covariance"].startswith("estimated from 60 rows")
 
 
-def test_an_exported_posterior_takes_its_estimated_risk_along(
+def test_an_exported_posterior_includes_its_estimated_covariance(
     client: TestClient, posterior: Json, tmp_path: Path
 ) -> None:
     manifest = portable.export(posterior["id"], tmp_path / "fund.zip")
@@ -96,7 +96,7 @@ def test_an_exported_posterior_takes_its_estimated_risk_along(
         ({"target_return": 0.099, "groups": [{"assets": ASSETS, "maximum": 0.5}]}, "the largest target within reach"),
     ],
 )
-def test_an_impossible_target_is_refused_when_the_job_is_made(
+def test_an_impossible_target_is_refused_on_creation_of_the_job(
     client: TestClient, dataset: str, changes: Json, words: str
 ) -> None:
     problem = problem_of(client, FUND | {"covariance": None} | changes)
@@ -106,7 +106,7 @@ def test_an_impossible_target_is_refused_when_the_job_is_made(
     assert words in refusal["detail"]
 
 
-def test_a_target_above_what_never_changes_is_said_in_the_log(client: TestClient, dataset: str) -> None:
+def test_a_target_above_every_constant_portfolio_gives_a_log_warning(client: TestClient, dataset: str) -> None:
     problem = problem_of(client, FUND | {"target_return": 0.099})
     job = create_job(client, problem_id=problem, dataset_id=dataset, inference=QUICK)
     log = answered(client.get(f"/v1/jobs/{job['id']}/log"))
@@ -114,9 +114,9 @@ def test_a_target_above_what_never_changes_is_said_in_the_log(client: TestClient
     answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
 
 
-def test_a_target_on_the_mean_is_learned_and_kept_on_average(client: TestClient, dataset: str) -> None:
+def test_a_target_on_the_mean_is_met_on_average(client: TestClient, dataset: str) -> None:
     spec = FUND | {"covariance": None, "estimate": "factors", "target_on": "mean", "fully_invested": True}
-    made = learned(client, dataset, spec | {"target_return": 0.09}, inference=QUICK)
+    made = learn_portfolio(client, dataset, spec | {"target_return": 0.09}, inference=QUICK)
     assert made["problem"]["covariance_source"].endswith("principal factor")
     body = {"contexts": CONTEXTS, "scenarios": 40, "policy": "predictive"}
     for one in answered(client.post(f"/v1/posteriors/{made['id']}/prescribe", json=body))["prescriptions"]:

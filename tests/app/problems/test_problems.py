@@ -1,3 +1,5 @@
+"""Problems over HTTP: creation, lists, deletion and checks."""
+
 from __future__ import annotations
 
 import re
@@ -11,7 +13,7 @@ from app.demo import example_problem
 from tests.support.journey import Json, answered, counts, create_job, create_problem, pages
 
 
-def test_a_problem_is_answered_with_its_address_and_every_default_filled_in(client: TestClient) -> None:
+def test_a_new_problem_has_a_location_and_all_defaults(client: TestClient) -> None:
     spec = {"kind": "newsvendor", "items": [{"name": "rolls", "underage_cost": 3, "overage_cost": 1}]}
     response = client.post("/v1/problems", json={"name": "  rolls  ", "spec": spec})
     problem = answered(response, 201)
@@ -28,7 +30,7 @@ def test_a_problem_is_answered_with_its_address_and_every_default_filled_in(clie
     assert timedelta() <= age < timedelta(seconds=30)
 
 
-def test_a_problem_reads_back_as_it_was_answered(client: TestClient) -> None:
+def test_a_problem_is_read_back_as_created(client: TestClient) -> None:
     problem = create_problem(client, name="Bäckerei 面包 🥐")
     assert answered(client.get(f"/v1/problems/{problem['id']}")) == problem
 
@@ -51,7 +53,7 @@ def test_a_problem_that_a_job_uses_cannot_be_deleted(client: TestClient) -> None
     assert counts() == before
 
 
-def test_lists_show_every_problem_once_newest_first_whatever_the_page_size(client: TestClient) -> None:
+def test_lists_show_every_problem_once_newest_first_for_any_page_size(client: TestClient) -> None:
     made = []
     for index in range(7):
         made.append(create_problem(client, name=f"page {index}"))
@@ -65,7 +67,7 @@ def test_lists_show_every_problem_once_newest_first_whatever_the_page_size(clien
         assert len({item["id"] for item in items}) == len(items) == counts()["problems"]
 
 
-def test_a_problem_made_while_paging_neither_repeats_nor_hides_another(client: TestClient) -> None:
+def test_a_problem_created_while_paging_repeats_and_hides_none(client: TestClient) -> None:
     for index in range(4):
         create_problem(client, name=f"steady {index}")
     everything = [item["id"] for page in pages(client, "/v1/problems", 200) for item in page]
@@ -85,7 +87,7 @@ def test_the_last_page_has_no_cursor_even_when_it_is_full(client: TestClient) ->
     assert answer["next_cursor"] is None
 
 
-def test_the_same_problem_may_be_sent_twice_and_makes_two(client: TestClient) -> None:
+def test_posting_a_problem_twice_creates_two(client: TestClient) -> None:
     first, second = (answered(client.post("/v1/problems", json=example_problem()), 201) for _ in range(2))
     assert first["id"] != second["id"]
     assert first["spec"] == second["spec"]
@@ -94,7 +96,7 @@ def test_the_same_problem_may_be_sent_twice_and_makes_two(client: TestClient) ->
 # checking
 
 
-def test_a_problem_can_be_checked_without_being_made(client: TestClient) -> None:
+def test_a_problem_can_be_checked_without_creating_it(client: TestClient) -> None:
     before = counts()
     body = example_problem()
     answer = answered(client.post("/v1/problems/check", json=body))
@@ -103,7 +105,7 @@ def test_a_problem_can_be_checked_without_being_made(client: TestClient) -> None
     assert counts() == before
 
 
-def test_a_check_tells_the_linear_model_that_a_problem_stands_for(client: TestClient) -> None:
+def test_a_check_returns_the_compiled_linear_model(client: TestClient) -> None:
     edges = [{"start": "a", "end": "b"}, {"start": "b", "end": "c"}, {"start": "a", "end": "c", "cost": 9}]
     body = {"name": "way", "spec": {"kind": "shortest_path", "source": "a", "target": "c", "edges": edges}}
     answer = answered(client.post("/v1/problems/check", json=body))
@@ -123,7 +125,7 @@ def test_a_check_tells_the_linear_model_that_a_problem_stands_for(client: TestCl
         {"kind": "shortest_path", "source": "a", "target": "z", "edges": [{"start": "a", "end": "b"}]},
     ],
 )
-def test_a_check_refuses_what_making_would_refuse_with_the_same_words(client: TestClient, spec: Json) -> None:
+def test_a_check_gives_the_same_errors_as_creation(client: TestClient, spec: Json) -> None:
     body = {"name": "odd", "spec": spec}
     refused = answered(client.post("/v1/problems", json=body), 422)
     assert answered(client.post("/v1/problems/check", json=body), 422) == refused

@@ -1,4 +1,4 @@
-"""Two-stage problems from a specification to decisions, by HTTP."""
+"""Two-stage problems over HTTP, from a specification to decisions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def prescribe(client: TestClient, made: Json, **changes: Any) -> list[Json]:
 
 
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "blended", "map", "thompson"])
-def test_every_policy_hires_whole_trucks(client: TestClient, trucks: Json, policy: str) -> None:
+def test_every_policy_gives_integer_decisions(client: TestClient, trucks: Json, policy: str) -> None:
     for found in prescribe(client, trucks, policy=policy):
         assert (found["status"], found["solver"], found["reason"]) == ("optimal", "HiGHS", "")
         assert all(value == round(value) for value in found["decision"].values())
@@ -82,7 +82,7 @@ def test_every_policy_hires_whole_trucks(client: TestClient, trucks: Json, polic
         assert found["expected_cost"] > 0
 
 
-def test_a_shipment_is_prescribed_by_cutting_planes(client: TestClient, shipment: Json) -> None:
+def test_a_shipment_is_solved_by_cutting_planes(client: TestClient, shipment: Json) -> None:
     for found in prescribe(client, shipment, policy="bcp", costs_over="posterior"):
         assert (found["status"], found["solver"]) == ("optimal", "cutting planes")
         assert list(found["decision"]) == ["north", "south"]
@@ -93,7 +93,7 @@ def test_a_shipment_is_prescribed_by_cutting_planes(client: TestClient, shipment
         assert min(found["decision"].values()) >= 0
 
 
-def test_more_aversion_to_risk_costs_more_in_the_mean_and_less_in_the_tail(client: TestClient, shipment: Json) -> None:
+def test_risk_aversion_raises_the_mean_cost_and_lowers_the_tail_cost(client: TestClient, shipment: Json) -> None:
     neutral, averse = (
         prescribe(client, shipment, risk={"cvar_weight": weight, "cvar_level": 0.95}) for weight in (0.0, 1.0)
     )
@@ -106,15 +106,15 @@ def test_more_aversion_to_risk_costs_more_in_the_mean_and_less_in_the_tail(clien
         assert low["expected_cost"] - 1e-6 <= mixed["expected_cost"] <= high["expected_cost"] + 1e-6
 
 
-def test_a_risk_over_promises_that_did_not_hold_is_answered_with_a_warning(client: TestClient, shipment: Json) -> None:
+def test_a_risk_measure_over_miscalibrated_costs_gives_a_warning(client: TestClient, shipment: Json) -> None:
     doubt = "predicted costs are miscalibrated: 1.70 times the realised costs on held-out rows"
     body = {"contexts": [{"rain": 1.0}], "risk": {"cvar_weight": 1.0, "cvar_level": 0.9}}
 
-    def warnings(said: str, **changes: Any) -> list[str]:
+    def warnings(warning_text: str, **changes: Any) -> list[str]:
         with transaction() as session:
             row = session.get_one(PosteriorRow, shipment["id"])
-            row.diagnostics = row.diagnostics | {"promise_warning": said}
-        # Rows never change but in tests, so they are remembered.
+            row.diagnostics = row.diagnostics | {"promise_warning": warning_text}
+        # Rows change only in tests, so they are cached.
         client.app.state.posteriors.forget(shipment["id"])
         path = f"/v1/posteriors/{shipment['id']}/prescribe"
         found: list[str] = answered(client.post(path, json=body | changes))["warnings"]
@@ -123,10 +123,10 @@ def test_a_risk_over_promises_that_did_not_hold_is_answered_with_a_warning(clien
     warning = f"a risk is judged over predictive scenarios, and {doubt}"
     assert warning in warnings(doubt)
     assert warning not in warnings(doubt, risk=None)
-    assert not any("a risk is judged" in said for said in warnings(""))
+    assert not any("a risk is judged" in warning_text for warning_text in warnings(""))
 
 
-def test_a_planner_states_what_optimal_may_leave_open(client: TestClient) -> None:
+def test_the_optimality_gaps_are_part_of_the_problem(client: TestClient) -> None:
     stated = SPEC | {"relative_gap": 0.25, "absolute_gap": 3.0}
     kept = answered(client.post("/v1/problems", json={"name": "roughly", "spec": stated}), 201)["spec"]
     problem = build_problem(kept)
@@ -138,7 +138,7 @@ def test_a_planner_states_what_optimal_may_leave_open(client: TestClient) -> Non
         assert name in refused.text
 
 
-def test_a_risk_works_with_whole_numbers_too(client: TestClient, trucks: Json) -> None:
+def test_a_risk_measure_works_with_integer_decisions(client: TestClient, trucks: Json) -> None:
     for found in prescribe(client, trucks, risk={"cvar_weight": 1.0, "cvar_level": 0.8}):
         assert (found["status"], found["solver"]) == ("optimal", "HiGHS")
         assert 0 <= found["gap"] <= 1e-6
@@ -146,7 +146,7 @@ def test_a_risk_works_with_whole_numbers_too(client: TestClient, trucks: Json) -
 
 
 @pytest.mark.parametrize("policy", ["averaged", "map", "thompson"])
-def test_a_risk_needs_a_policy_that_minimises_it(client: TestClient, shipment: Json, policy: str) -> None:
+def test_a_risk_measure_needs_a_policy_that_minimises_it(client: TestClient, shipment: Json, policy: str) -> None:
     body = {"contexts": [{"rain": 1.0}], "policy": policy, "risk": {"cvar_weight": 1.0}}
     response = client.post(f"/v1/posteriors/{shipment['id']}/prescribe", json=body)
     assert response.status_code == 422
@@ -154,35 +154,35 @@ def test_a_risk_needs_a_policy_that_minimises_it(client: TestClient, shipment: J
     assert "bcp" in response.json()["detail"]
 
 
-def test_a_time_limit_that_is_too_short_is_answered_as_such(client: TestClient, shipment: Json) -> None:
+def test_a_time_limit_that_is_too_short_gives_the_status_time_limit(client: TestClient, shipment: Json) -> None:
     for found in prescribe(client, shipment, policy="bcp", time_limit_seconds=1e-9):
         assert found["status"] == "time_limit"
         assert "mean outcome" in found["reason"]
         assert min(found["decision"].values()) >= 0
 
 
-def changed(**changes: Any) -> Json:
+def spec_with(**changes: Any) -> Json:
     return SPEC | changes
 
 
 ROW: Json = SPEC["rows"][0]
 BAD: dict[str, tuple[Json, str, str]] = {
-    "unknown name": (changed(rows=[ROW | {"outcomes": {"loads": 1}}]), "#/spec/rows/0/outcomes/loads", "this name"),
-    "same name": (changed(outcomes=[{"name": "load"}] * 2), "#/spec/outcomes/1/name", "different"),
-    "sense": (changed(rows=[ROW | {"sense": "<"}]), "#/spec/rows/0/sense", "<="),
+    "unknown name": (spec_with(rows=[ROW | {"outcomes": {"loads": 1}}]), "#/spec/rows/0/outcomes/loads", "this name"),
+    "same name": (spec_with(outcomes=[{"name": "load"}] * 2), "#/spec/outcomes/1/name", "different"),
+    "sense": (spec_with(rows=[ROW | {"sense": "<"}]), "#/spec/rows/0/sense", "<="),
     "bounds": (
-        changed(decisions=[{"name": "small", "cost": 1, "minimum": 3, "maximum": 2}], rows=[ROW | {"decisions": {}}]),
+        spec_with(decisions=[{"name": "small", "cost": 1, "minimum": 3, "maximum": 2}], rows=[ROW | {"decisions": {}}]),
         "#/spec/decisions/0/minimum",
         "above",
     ),
     "no recourse": (
-        changed(recourse=[{"name": "courier", "cost": 3, "maximum": 5}]),
+        spec_with(recourse=[{"name": "courier", "cost": 3, "maximum": 5}]),
         "#/spec/rows/0",
         "not always a recourse",
     ),
-    "unbounded": (changed(recourse=[{"name": "courier", "cost": -3}]), "#/spec/recourse", "without limit"),
+    "unbounded": (spec_with(recourse=[{"name": "courier", "cost": -3}]), "#/spec/recourse", "without limit"),
     "uncertain cost": (
-        changed(recourse=[{"name": "courier", "cost": 3, "cost_outcomes": {"load": 1}}]),
+        spec_with(recourse=[{"name": "courier", "cost": 3, "cost_outcomes": {"load": 1}}]),
         "#/spec/recourse/0",
         "not supported",
     ),
@@ -192,9 +192,7 @@ BAD: dict[str, tuple[Json, str, str]] = {
 
 
 @pytest.mark.parametrize(("spec", "pointer", "says"), BAD.values(), ids=list(BAD))
-def test_a_problem_that_cannot_be_used_is_refused_where_it_is_wrong(
-    client: TestClient, spec: Json, pointer: str, says: str
-) -> None:
+def test_an_invalid_problem_is_refused_with_a_pointer(client: TestClient, spec: Json, pointer: str, says: str) -> None:
     response = client.post("/v1/problems", json={"name": "bad", "spec": spec})
     assert response.status_code == 422
     body = response.json()

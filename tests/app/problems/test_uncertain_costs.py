@@ -1,4 +1,4 @@
-"""A model with uncertain costs by HTTP: learned on a surrogate, which it says, decided, judged, taken elsewhere."""
+"""A linear model with uncertain costs over HTTP: surrogate loss, decisions, evaluation, updates, export."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def posterior(client: TestClient, ids: Json) -> Json:
     return learned(client, **ids, predictor={"kind": "auto"}, inference={"particles": 50})
 
 
-def test_the_posterior_says_what_it_is_the_posterior_of(client: TestClient, posterior: Json) -> None:
+def test_a_posterior_names_its_loss(client: TestClient, posterior: Json) -> None:
     assert (posterior["loss"], posterior["loss_meaning"]) == ("spo_plus", LOSSES["spo_plus"])
-    told = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
-    assert (told["loss"], told["loss_meaning"]) == ("spo_plus", LOSSES["spo_plus"])
-    assert told["certificate"]["bound"] is None
-    assert "surrogate" in told["certificate"]["reason"]
-    assert told["held_out_cost"]["bcp"]["mean"] < told["constant_decision_cost"]["mean"]
+    diagnostics = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
+    assert (diagnostics["loss"], diagnostics["loss_meaning"]) == ("spo_plus", LOSSES["spo_plus"])
+    assert diagnostics["certificate"]["bound"] is None
+    assert "surrogate" in diagnostics["certificate"]["reason"]
+    assert diagnostics["held_out_cost"]["bcp"]["mean"] < diagnostics["constant_decision_cost"]["mean"]
 
 
 def test_a_certificate_is_refused_with_the_reason(client: TestClient, ids: Json) -> None:
-    asked = {"predictor": {"kind": "auto"}, "inference": {"certify": True}}
-    job = learn(client, create_job(client, **ids, **asked)["id"])
+    options = {"predictor": {"kind": "auto"}, "inference": {"certify": True}}
+    job = learn(client, create_job(client, **ids, **options)["id"])
     assert job["state"] == "failed"
     assert "surrogate" in str(job["error"])
 
@@ -73,15 +73,15 @@ def test_chains_sample_the_true_cost(client: TestClient, ids: Json) -> None:
     assert (found["loss"], found["loss_meaning"]) == ("cost", LOSSES["cost"])
 
 
-def test_decisions_are_proven_priced_explained_and_judged(client: TestClient, posterior: Json) -> None:
-    asked = {"include": ["scenarios", "outcomes", "sensitivity", "neighbours"], "scenarios": 40}
-    answer = prescribe(client, posterior["id"], contexts=CONTEXTS, **asked)
+def test_decisions_are_proven_optimal_and_can_be_evaluated(client: TestClient, posterior: Json) -> None:
+    options = {"include": ["scenarios", "outcomes", "sensitivity", "neighbours"], "scenarios": 40}
+    answer = prescribe(client, posterior["id"], contexts=CONTEXTS, **options)
     assert answer["policy"] == "bcp"
     for one in answer["prescriptions"]:
         assert sum(one["decision"].values()) == pytest.approx(10)
         assert (one["status"], one["solver"], one["reason"]) == ("optimal", "primal simplex", "")
         assert one["expected_cost"] > 0
-    # In storms nothing that can go by land goes by sea; dear fuel empties the road.
+    # Storms make the sea route expensive; without them it is used to its maximum.
     assert answer["prescriptions"][0]["decision"]["sea"] == 0
     assert answer["prescriptions"][1]["decision"]["sea"] == 6
     even = {"sea": 4, "rail": 3, "road": 3}
@@ -91,17 +91,17 @@ def test_decisions_are_proven_priced_explained_and_judged(client: TestClient, po
 
 
 def test_cvar_is_minimised_over_scenarios(client: TestClient, posterior: Json) -> None:
-    asked = {"policy": "bcp", "risk": {"cvar_weight": 1.0, "cvar_level": 0.9}, "scenarios": 60}
-    (one,) = prescribe(client, posterior["id"], contexts=CONTEXTS[:1], **asked)["prescriptions"]
+    options = {"policy": "bcp", "risk": {"cvar_weight": 1.0, "cvar_level": 0.9}, "scenarios": 60}
+    (one,) = prescribe(client, posterior["id"], contexts=CONTEXTS[:1], **options)["prescriptions"]
     assert (one["status"], one["solver"]) == ("optimal", "HiGHS")
 
 
-def test_it_learns_on_and_keeps_its_loss(client: TestClient, posterior: Json) -> None:
+def test_an_updated_posterior_keeps_its_loss(client: TestClient, posterior: Json) -> None:
     path = f"/v1/datasets/{posterior['dataset_id']}/rows"
     answered(client.post(path, json={"rows": days(60, seed=1)}), 201)
-    asked = {"posterior_id": posterior["id"], "as_prior": True}
+    options = {"posterior_id": posterior["id"], "as_prior": True}
     job = create_job(
-        client, problem_id=posterior["problem_id"], dataset_id=posterior["dataset_id"], from_posterior=asked
+        client, problem_id=posterior["problem_id"], dataset_id=posterior["dataset_id"], from_posterior=options
     )
     done = learn(client, job["id"])
     assert done["state"] == "succeeded", done["error"]
@@ -109,7 +109,7 @@ def test_it_learns_on_and_keeps_its_loss(client: TestClient, posterior: Json) ->
     assert (later["loss"], later["description"]["family"]) == ("spo_plus", "matrix_gaussian")
 
 
-def test_it_decides_elsewhere_as_it_did_here(client: TestClient, posterior: Json, tmp_path: Path) -> None:
+def test_an_imported_posterior_makes_the_same_decisions(client: TestClient, posterior: Json, tmp_path: Path) -> None:
     path = tmp_path / "freight.bco"
     portable.export(posterior["id"], path)
     here = prescribe(client, posterior["id"], contexts=CONTEXTS)["prescriptions"]

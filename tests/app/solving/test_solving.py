@@ -1,4 +1,4 @@
-"""Solver processes in the application: same answers, bounded memory, and replaced when they die."""
+"""Solver processes: same answers, limited memory, and replacement when they die."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fund(client: TestClient) -> Json:
 
 @pytest.fixture(scope="module")
 def split(client: TestClient) -> Json:
-    """A small market split, which is solved at once."""
+    """A small market split that is solved at once."""
     spec = market_split(rows=2, columns=8)
     problem = answered(client.post("/v1/problems", json={"name": "split", "spec": spec}), 201)
     rows = [{"hour": float(hour), "shift": float(hour % 5)} for hour in range(40)]
@@ -63,8 +63,8 @@ def split(client: TestClient) -> Json:
 
 
 @pytest.fixture
-def elsewhere(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Solvers:
-    """Every call goes to a solver process."""
+def solver_processes(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Solvers:
+    """Send every call to a solver process."""
     monkeypatch.setattr(offload, "LARGE", 0)
     solvers: Solvers = client.app.state.solvers
     wait_until("the template is ready", lambda: solvers.start().ready)
@@ -73,7 +73,7 @@ def elsewhere(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Solvers:
 
 @pytest.fixture
 def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Template]]:
-    """Starts a template in an interpreter of its own, as a service does."""
+    """Start a template in its own interpreter, as a service does."""
     monkeypatch.setattr(solving, "Template", Template)
     started: list[Template] = []
 
@@ -86,29 +86,29 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Template]
     started[0].close()
 
 
-def ask(client: TestClient, posterior: Json, contexts: list[Any], **changes: Any) -> Any:
+def post_prescribe(client: TestClient, posterior: Json, contexts: list[Any], **changes: Any) -> Any:
     body = {"contexts": contexts, "scenarios": 30} | changes
     return client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", ["bakery", "fund", "split"])
-def test_a_solver_process_answers_as_this_one_does_bit_for_bit(
+def test_a_solver_process_gives_the_same_answer_bit_for_bit(
     client: TestClient, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, policy: str
 ) -> None:
     posterior = request.getfixturevalue(kind)
     moods = [{"mood": row["mood"], "rates": row["rates"]} for row in months(3)]
     contexts = {"bakery": CONTEXTS[:7], "fund": moods, "split": [{"hour": 3.0}]}[kind]
-    here = ask(client, posterior, contexts, policy=policy)
-    request.getfixturevalue("elsewhere")
-    there = ask(client, posterior, contexts, policy=policy)
+    here = post_prescribe(client, posterior, contexts, policy=policy)
+    request.getfixturevalue("solver_processes")
+    there = post_prescribe(client, posterior, contexts, policy=policy)
     assert client.app.state.solvers.pids()
     assert (here.status_code, there.status_code) == (200, 200), there.text
     assert without_id(here.content) == without_id(there.content)
 
 
 @pytest.mark.slow
-def test_one_of_several_apis_alone_counts_what_its_solver_processes_do(
+def test_solver_processes_write_no_metrics_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: Callable[[], Template]
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
@@ -116,62 +116,64 @@ def test_one_of_several_apis_alone_counts_what_its_solver_processes_do(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_refusals_are_the_same_too(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
+def test_solver_processes_give_the_same_refusals(client: TestClient, bakery: Json, solver_processes: Solvers) -> None:
     for contexts, where in (([{}], "#/contexts/0"), ([CONTEXTS[0] | {"weekday": "never"}], "#/contexts/0/weekday")):
-        response = ask(client, bakery, contexts)
+        response = post_prescribe(client, bakery, contexts)
         assert response.status_code == 422
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["errors"][0]["pointer"].startswith(where)
-    assert ask(client, {"id": "post_NONE"}, CONTEXTS[:1]).status_code == 404
+    assert post_prescribe(client, {"id": "post_NONE"}, CONTEXTS[:1]).status_code == 404
 
 
-def test_decisions_of_solver_processes_are_counted(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
-    def counted() -> float:
+def test_decisions_of_solver_processes_are_counted(client: TestClient, bakery: Json, solver_processes: Solvers) -> None:
+    def decision_count() -> float:
         lines = client.get("/metrics").text.splitlines()
         name = 'bco_prescriptions_total{solver="formula",status="optimal"} '
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
-    before = counted()
-    answered(ask(client, bakery, CONTEXTS[:5]))
-    assert counted() == before + 5
+    before = decision_count()
+    answered(post_prescribe(client, bakery, CONTEXTS[:5]))
+    assert decision_count() == before + 5
 
 
-def test_a_solver_process_that_dies_is_replaced(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
-    answered(ask(client, bakery, CONTEXTS[:1]))
-    before = elsewhere.pids()
+def test_a_solver_process_that_dies_is_replaced(client: TestClient, bakery: Json, solver_processes: Solvers) -> None:
+    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    before = solver_processes.pids()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    wait_until("they are dead", lambda: not any(is_alive(psutil.Process(pid)) for pid in before))
-    answered(ask(client, bakery, CONTEXTS[:1]))
-    assert elsewhere.pids()
-    assert not set(before) & set(elsewhere.pids())
+    wait_until("the processes are dead", lambda: not any(is_alive(psutil.Process(pid)) for pid in before))
+    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    assert solver_processes.pids()
+    assert not set(before) & set(solver_processes.pids())
 
 
-def test_a_template_that_dies_is_replaced(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
-    answered(ask(client, bakery, CONTEXTS[:1]))
-    template = elsewhere.start()
+def test_a_template_that_dies_is_replaced(client: TestClient, bakery: Json, solver_processes: Solvers) -> None:
+    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    template = solver_processes.start()
     template._process.kill()
     wait_until("it is gone", lambda: not template.alive)
-    wait_until("another is ready", lambda: elsewhere.start().ready)
-    answered(ask(client, bakery, CONTEXTS[:1]))
+    wait_until("another is ready", lambda: solver_processes.start().ready)
+    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
 
 
-def test_the_process_that_knows_a_problem_is_asked_again(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
-    answered(ask(client, bakery, CONTEXTS[:1]))
-    before = sorted(elsewhere.pids())
+def test_calls_for_one_problem_reuse_its_solver_process(
+    client: TestClient, bakery: Json, solver_processes: Solvers
+) -> None:
+    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    before = sorted(solver_processes.pids())
     for _ in range(3):
-        answered(ask(client, bakery, CONTEXTS[:1]))
-    assert sorted(elsewhere.pids()) == before
+        answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    assert sorted(solver_processes.pids()) == before
 
 
-def test_what_needs_too_much_memory_is_refused_in_a_sentence(
+def test_a_call_above_the_memory_limit_is_refused_with_a_message(
     database_url: str, bakery: Json, settings: Callable[..., None]
 ) -> None:
     settings(solver_memory_mb=64)
     with TestClient(create_app(), raise_server_exceptions=False) as small:
         solvers: Solvers = small.app.state.solvers
         wait_until("the template is ready", lambda: solvers.start().ready)
-        response = ask(small, bakery, CONTEXTS[:1] * 20_000, scenarios=2_000)
+        response = post_prescribe(small, bakery, CONTEXTS[:1] * 20_000, scenarios=2_000)
         assert response.status_code == 503
         assert response.json()["detail"] == (
             "this takes more memory than a solver process may have: 64 MB (BCO_SOLVER_MEMORY_MB); "
@@ -181,8 +183,8 @@ def test_what_needs_too_much_memory_is_refused_in_a_sentence(
         solvers.close()
 
 
-def test_large_problems_are_checked_elsewhere_and_refused_at_their_place(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, elsewhere: Solvers
+def test_large_problems_are_checked_in_a_solver_process(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, solver_processes: Solvers
 ) -> None:
     monkeypatch.setattr(check, "LARGE", 0)
     spec = market_split(rows=2, columns=8)
@@ -197,7 +199,7 @@ def test_large_problems_are_checked_elsewhere_and_refused_at_their_place(
 
 
 @pytest.mark.slow
-def test_no_module_of_the_working_directory_runs_in_a_solver_process(
+def test_solver_processes_ignore_modules_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: Callable[[], Template]
 ) -> None:
     (tmp_path / "orjson.py").write_text("raise SystemExit('imported from the working directory')")
@@ -207,8 +209,8 @@ def test_no_module_of_the_working_directory_runs_in_a_solver_process(
     started.fork().close()
 
 
-def test_no_workspace_has_all_processes_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three calls of one workspace and then one of another, while nothing ends: the other one's is begun."""
+def test_a_workspace_cannot_take_all_solver_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three calls of one workspace, the call of another starts although none has ended."""
     solvers, begun, go_on = Solvers(2, 512), [], threading.Event()
 
     def solve(call: object, task: str, key: str, body: bytes, until: float) -> Answer:
@@ -216,7 +218,7 @@ def test_no_workspace_has_all_processes_to_itself(monkeypatch: pytest.MonkeyPatc
         assert go_on.wait(60)
         return {}, b""
 
-    async def ask_all() -> None:
+    async def run_all() -> None:
         calls = [asyncio.create_task(solvers._work(_Call(), key, "", key, b"", 0.0)) for key in ("a", "a", "a", "b")]
         while len(begun) < 2:
             await asyncio.sleep(0.01)
@@ -227,5 +229,5 @@ def test_no_workspace_has_all_processes_to_itself(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(solvers, "start", lambda: SimpleNamespace(ready=True))
     monkeypatch.setattr(solvers, "_solve", solve)
-    asyncio.run(ask_all())
+    asyncio.run(run_all())
     assert sorted(begun) == ["a", "a", "a", "b"]

@@ -1,4 +1,4 @@
-"""Word of ended jobs: signed, sent again until it is taken, and never to where it must not go."""
+"""Webhooks: signed events of ended jobs, retries, and restrictions on URLs and addresses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Settings = Callable[..., None]
 
 
 class Receiver(ThreadingHTTPServer):
-    """Keeps what it is sent and answers as it is told."""
+    """Record requests and answer with the given statuses."""
 
     daemon_threads = True
 
@@ -67,8 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-class Dripping(socketserver.ThreadingTCPServer):
-    """Answers a letter at a time, so that no pause is long."""
+class SlowByteServer(socketserver.ThreadingTCPServer):
+    """Answer one byte at a time, so that no single pause is long."""
 
     daemon_threads = True
 
@@ -91,19 +91,19 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture(autouse=True)
-def _beside_keys(settings: Settings) -> None:
-    """Some tests make keys, and the others go on without one."""
+def _allow_anonymous(settings: Settings) -> None:
+    """Some tests create keys; the others need access without one."""
     settings(allow_anonymous="true")
 
 
 @pytest.fixture
-def allowed(settings: Settings) -> None:
+def allow_local_hooks(settings: Settings) -> None:
     settings(webhook_hosts="127.0.0.1:*,localhost:*", webhook_networks="127.0.0.0/8")
 
 
 @pytest.fixture
-def sender(allowed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What workers run, in this process and in less of a hurry to give up."""
+def delivery_thread(allow_local_hooks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the delivery loop of workers in this process, with short waits between retries."""
     monkeypatch.setattr(delivery, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(delivery, "WAITS", [timedelta(seconds=0.1)] * 3)
     stop = threading.Event()
@@ -119,7 +119,7 @@ def secret(client: TestClient) -> str:
     return str(answered(client.post("/v1/webhooks/secret"), 201)["secret"])
 
 
-def hooked(client: TestClient, url: str, **more: Any) -> Json:
+def create_webhook(client: TestClient, url: str, **more: Any) -> Json:
     return answered(client.post("/v1/webhooks", json={"url": url, **more}), 201)
 
 
@@ -129,7 +129,7 @@ def deliveries(client: TestClient, hook: Json) -> list[Json]:
 
 
 def is_signed(headers: dict[str, str], body: bytes, secret: str) -> bool:
-    """The documented way to check a signature, written down once more."""
+    """Check a signature as documented."""
     fields = [part.split("=") for part in headers["BCO-Signature"].split(",")]
     (moment,) = (value for name, value in fields if name == "t")
     mark = hmac.new(secret.encode(), moment.encode() + b"." + body, hashlib.sha256).hexdigest()
@@ -139,30 +139,30 @@ def is_signed(headers: dict[str, str], body: bytes, secret: str) -> bool:
 # sending
 
 
-def test_an_ended_job_is_told_once_signed_and_by_name(
-    client: TestClient, receiver: Receiver, sender: None, secret: str
+def test_an_ended_job_sends_one_signed_event_of_its_type(
+    client: TestClient, receiver: Receiver, delivery_thread: None, secret: str
 ) -> None:
-    hook = hooked(client, receiver.url, events=["job.cancelled"])
-    ignored = hooked(client, receiver.url, events=["job.failed"])
+    hook = create_webhook(client, receiver.url, events=["job.cancelled"])
+    ignored = create_webhook(client, receiver.url, events=["job.failed"])
     job = create_job(client)
     answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
     wait_until("it is delivered", lambda: deliveries(client, hook)[0]["state"] == "delivered")
     ((headers, body),) = receiver.seen
     assert is_signed(headers, body, secret)
     assert not is_signed(headers, body + b" ", secret)
-    told = json.loads(body)
-    assert (told["type"], told["job"]["id"], told["job"]["state"]) == ("job.cancelled", job["id"], "cancelled")
-    assert headers["BCO-Event-Id"] == told["id"] == deliveries(client, hook)[0]["id"]
+    event = json.loads(body)
+    assert (event["type"], event["job"]["id"], event["job"]["state"]) == ("job.cancelled", job["id"], "cancelled")
+    assert headers["BCO-Event-Id"] == event["id"] == deliveries(client, hook)[0]["id"]
     assert deliveries(client, ignored) == []
     assert client.delete(f"/v1/webhooks/{hook['id']}").status_code == 204
     assert client.delete(f"/v1/webhooks/{ignored['id']}").status_code == 204
 
 
-def test_what_is_not_taken_is_sent_again_under_the_same_id(
-    client: TestClient, receiver: Receiver, sender: None, secret: str
+def test_a_failed_delivery_is_retried_with_the_same_id(
+    client: TestClient, receiver: Receiver, delivery_thread: None, secret: str
 ) -> None:
     receiver.statuses = [500, 302]
-    hook = hooked(client, receiver.url)
+    hook = create_webhook(client, receiver.url)
     answered(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
     wait_until("it is delivered", lambda: deliveries(client, hook)[0]["state"] == "delivered")
     (found,) = deliveries(client, hook)
@@ -172,25 +172,25 @@ def test_what_is_not_taken_is_sent_again_under_the_same_id(
 
 
 @pytest.mark.parametrize(("statuses", "attempts"), [([500] * 9, 4), ([410], 1)])
-def test_it_is_given_up_at_last(
-    client: TestClient, receiver: Receiver, sender: None, secret: str, statuses: list[int], attempts: int
+def test_a_delivery_fails_after_its_last_attempt(
+    client: TestClient, receiver: Receiver, delivery_thread: None, secret: str, statuses: list[int], attempts: int
 ) -> None:
     receiver.statuses = list(statuses)
-    hook = hooked(client, receiver.url)
+    hook = create_webhook(client, receiver.url)
     answered(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
-    wait_until("it is given up", lambda: deliveries(client, hook)[0]["state"] == "failed")
+    wait_until("the delivery has failed", lambda: deliveries(client, hook)[0]["state"] == "failed")
     (found,) = deliveries(client, hook)
     assert found["attempts"] == attempts
     assert found["error"] == f"the receiver answered {statuses[0]}"
 
 
 @pytest.mark.slow
-def test_a_slow_receiver_holds_up_nobody_else(
-    client: TestClient, receiver: Receiver, sender: None, secret: str, monkeypatch: pytest.MonkeyPatch
+def test_a_slow_receiver_does_not_delay_others(
+    client: TestClient, receiver: Receiver, delivery_thread: None, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "SEND_SECONDS", 30.0)
     receiver.pause = 20.0
-    slow = hooked(client, receiver.url)
+    slow = create_webhook(client, receiver.url)
     for _ in range(2 * delivery.AT_ONCE):
         answered(client.post(f"/v1/webhooks/{slow['id']}/ping"), 202)
     wait_until("it is busy", lambda: len(receiver.seen) >= delivery.AT_ONCE_A_WORKSPACE)
@@ -201,7 +201,7 @@ def test_a_slow_receiver_holds_up_nobody_else(
     answered(client.post("/v1/webhooks/secret", headers=theirs), 201)
     hook = answered(client.post("/v1/webhooks", json={"url": other.url}, headers=theirs), 201)
     answered(client.post(f"/v1/webhooks/{hook['id']}/ping", headers=theirs), 202)
-    wait_until("the other is told", lambda: bool(other.seen))
+    wait_until("the other receives it", lambda: bool(other.seen))
     assert len(receiver.seen) == delivery.AT_ONCE_A_WORKSPACE
     assert client.delete(f"/v1/webhooks/{slow['id']}", headers=theirs).status_code == 404
     other.shutdown()
@@ -210,24 +210,24 @@ def test_a_slow_receiver_holds_up_nobody_else(
         session.execute(sa.delete(DeliveryRow))
 
 
-def test_a_receiver_that_answers_in_drops_is_cut_off(
-    client: TestClient, sender: None, secret: str, monkeypatch: pytest.MonkeyPatch
+def test_a_receiver_that_answers_byte_by_byte_is_cut_off(
+    client: TestClient, delivery_thread: None, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "SEND_SECONDS", 0.5)
-    drips = Dripping(("127.0.0.1", 0), socketserver.BaseRequestHandler)
-    threading.Thread(target=drips.serve_forever, daemon=True).start()
-    hook = hooked(client, f"http://127.0.0.1:{drips.server_address[1]}/")
+    server = SlowByteServer(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    hook = create_webhook(client, f"http://127.0.0.1:{server.server_address[1]}/")
     answered(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
     wait_until("an attempt has failed", lambda: deliveries(client, hook)[0]["error"] is not None)
     assert deliveries(client, hook)[0]["error"] == "there was no answer within 0.5 s"
-    drips.shutdown()
-    drips.server_close()
+    server.shutdown()
+    server.server_close()
 
 
-def test_two_workers_take_a_delivery_once(client: TestClient, allowed: None, secret: str) -> None:
+def test_two_workers_take_a_delivery_once(client: TestClient, allow_local_hooks: None, secret: str) -> None:
     with transaction() as session:
         session.execute(sa.delete(DeliveryRow))
-    hook = hooked(client, "http://127.0.0.1:9/")
+    hook = create_webhook(client, "http://127.0.0.1:9/")
     for _ in range(delivery.AT_ONCE_A_WORKSPACE):
         answered(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
     taken: list[str] = []
@@ -244,7 +244,7 @@ def test_two_workers_take_a_delivery_once(client: TestClient, allowed: None, sec
     with transaction() as session:
         row = session.get_one(DeliveryRow, taken[0])
         assert row.due_at > now()
-    # Whoever held it too long has no say in it any more.
+    # A worker that held a delivery for too long cannot settle it.
     row.attempts -= 1
     delivery.settle(row, 204, None)
     assert {found["state"] for found in deliveries(client, hook)} == {"waiting"}
@@ -252,7 +252,7 @@ def test_two_workers_take_a_delivery_once(client: TestClient, allowed: None, sec
         session.execute(sa.delete(DeliveryRow))
 
 
-def test_the_former_secret_signs_too_for_a_day(client: TestClient, secret: str) -> None:
+def test_the_former_secret_also_signs_for_a_day(client: TestClient, secret: str) -> None:
     second = answered(client.post("/v1/webhooks/secret"), 201)
     assert second["signs_with_former_until"] is not None
     with transaction() as session:
@@ -265,11 +265,11 @@ def test_the_former_secret_signs_too_for_a_day(client: TestClient, secret: str) 
     assert mark.count("v1=") == 2
 
 
-def test_too_many_deliveries_wait_for_nobody(
-    client: TestClient, allowed: None, secret: str, monkeypatch: pytest.MonkeyPatch
+def test_deliveries_above_the_limit_are_dropped(
+    client: TestClient, allow_local_hooks: None, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "MOST_WAITING", 1)
-    hook = hooked(client, "http://127.0.0.1:9/")
+    hook = create_webhook(client, "http://127.0.0.1:9/")
     for _ in range(3):
         job = create_job(client)
         with transaction() as session:
@@ -277,7 +277,7 @@ def test_too_many_deliveries_wait_for_nobody(
     assert len(deliveries(client, hook)) == 1
 
 
-# where it may go
+# allowed URLs
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_too_many_deliveries_wait_for_nobody(
         ("https://" + "a" * 3_000 + ".example/", "at most"),
     ],
 )
-def test_urls_that_may_not_be_sent_to(
+def test_urls_that_are_not_allowed_are_refused(
     client: TestClient, settings: Settings, secret: str, url: str, words: str
 ) -> None:
     settings(webhook_hosts="hooks.example, *.below.example, other.example:8443")
@@ -306,7 +306,7 @@ def test_urls_that_may_not_be_sent_to(
     assert answer["errors"][0]["pointer"] == "#/url"
 
 
-def test_urls_that_may(settings: Settings) -> None:
+def test_urls_of_allowed_hosts_are_accepted(settings: Settings) -> None:
     settings(webhook_hosts="hooks.example, *.below.example, other.example:8443")
     for url in ("https://HOOKS.example/x?y=1", "https://a.b.below.example/", "https://other.example:8443/"):
         addresses.check(url)
@@ -334,7 +334,7 @@ def test_urls_that_may(settings: Settings) -> None:
         "ff02::1",
     ],
 )
-def test_names_that_stand_for_private_addresses(
+def test_names_of_private_addresses_are_refused(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     settings(webhook_hosts="hooks.example")
@@ -344,13 +344,13 @@ def test_names_that_stand_for_private_addresses(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(AddressNotAllowed, match="private network"):
         addresses.resolve("https://hooks.example/")
-    # The public address alone is fine, and is the one that is connected to.
+    # The public address alone is allowed, and the connection goes to it.
     found.pop()
     target = addresses.resolve("https://hooks.example/x")
     assert (target.url, target.host_header) == ("https://93.184.216.34:443/x", "hooks.example")
 
 
-def test_plain_http_goes_to_allowed_networks_alone(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_http_is_allowed_for_listed_networks_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(webhook_hosts="hooks.example", webhook_networks="10.1.0.0/16")
     place = ["10.1.2.3"]
     entry = lambda: [(socket.AF_INET, 1, 6, "", (place[0], 80))]  # noqa: E731
@@ -364,15 +364,15 @@ def test_plain_http_goes_to_allowed_networks_alone(settings: Settings, monkeypat
         addresses.resolve("http://hooks.example/")
 
 
-def test_without_allowed_hosts_there_are_no_webhooks(client: TestClient, secret: str) -> None:
+def test_without_allowed_hosts_webhooks_are_refused(client: TestClient, secret: str) -> None:
     answer = answered(client.post("/v1/webhooks", json={"url": "https://hooks.example/"}), 422)
     assert "BCO_WEBHOOK_HOSTS" in answer["errors"][0]["detail"]
 
 
-# who may
+# scopes and workspaces
 
 
-def test_webhooks_are_of_a_workspace_and_made_by_its_admins(client: TestClient, allowed: None) -> None:
+def test_webhooks_belong_to_a_workspace_and_need_the_admin_scope(client: TestClient, allow_local_hooks: None) -> None:
     _, reads = keys.create("test", "other", ["read", "train"], None)
     _, admin = keys.create("test", "other", ["read", "admin"], None)
     reader, owner = ({"Authorization": f"Bearer {key}"} for key in (reads, admin))
@@ -394,20 +394,20 @@ def test_webhooks_are_of_a_workspace_and_made_by_its_admins(client: TestClient, 
     assert "at most" in answered(client.post("/v1/webhooks", json=body, headers=owner), 409)["detail"]
 
 
-# with processes of their own
+# real processes
 
 
 @pytest.mark.slow
-def test_a_worker_sends_what_the_api_was_asked_to(receiver: Receiver, tmp_path: Path) -> None:
-    allowed = {"BCO_WEBHOOK_HOSTS": "127.0.0.1:*", "BCO_WEBHOOK_NETWORKS": "127.0.0.0/8"}
+def test_a_worker_sends_events_queued_by_the_api(receiver: Receiver, tmp_path: Path) -> None:
+    hook_settings = {"BCO_WEBHOOK_HOSTS": "127.0.0.1:*", "BCO_WEBHOOK_NETWORKS": "127.0.0.0/8"}
     with (
-        LocalService(BCO_DATABASE_URL=f"sqlite:///{tmp_path / 'bco.db'}", **allowed) as running,
+        LocalService(BCO_DATABASE_URL=f"sqlite:///{tmp_path / 'bco.db'}", **hook_settings) as running,
         httpx.Client(base_url=running.url, timeout=60) as caller,
     ):
         secret = caller.post("/v1/webhooks/secret").raise_for_status().json()["secret"]
         hook = caller.post("/v1/webhooks", json={"url": receiver.url}).raise_for_status().json()
         caller.post(f"/v1/webhooks/{hook['id']}/ping").raise_for_status()
-        wait_until("it has come", lambda: bool(receiver.seen))
+        wait_until("the event has arrived", lambda: bool(receiver.seen))
     headers, body = receiver.seen[0]
     assert is_signed(headers, body, secret)
     assert json.loads(body)["type"] == "ping"

@@ -1,4 +1,4 @@
-"""What can be done with jobs besides running them: list some, read their log, run them again, limit them."""
+"""Job lists and filters, job logs, reruns and limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ids(client: TestClient) -> Json:
     return {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
 
 
-def listed(client: TestClient, **only: str) -> list[str]:
+def list_ids(client: TestClient, **only: str) -> list[str]:
     return [job["id"] for job in answered(client.get("/v1/jobs", params={"limit": 200, **only}))["items"]]
 
 
@@ -28,7 +28,7 @@ def log_of(client: TestClient, job_id: str) -> list[str]:
     return [line["text"] for line in answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]]
 
 
-def failed(client: TestClient, ids: Json) -> str:
+def fail_job(client: TestClient, ids: Json) -> str:
     job_id: str = create_job(client, **ids)["id"]
     attempt = service.start(job_id)
     assert attempt is not None
@@ -41,29 +41,29 @@ def failed(client: TestClient, ids: Json) -> str:
 
 def test_jobs_can_be_listed_by_state_kind_problem_and_data_set(client: TestClient) -> None:
     first, second = create_job(client), create_job(client)
-    assert listed(client, problem_id=first["problem_id"]) == [first["id"]]
-    assert listed(client, dataset_id=second["dataset_id"]) == [second["id"]]
-    assert listed(client, problem_id=first["problem_id"], dataset_id=second["dataset_id"]) == []
+    assert list_ids(client, problem_id=first["problem_id"]) == [first["id"]]
+    assert list_ids(client, dataset_id=second["dataset_id"]) == [second["id"]]
+    assert list_ids(client, problem_id=first["problem_id"], dataset_id=second["dataset_id"]) == []
     service.cancel(DEFAULT_WORKSPACE, first["id"])
-    assert first["id"] in listed(client, state="cancelled")
-    assert first["id"] not in listed(client, state="queued")
-    assert second["id"] in listed(client, state="queued", kind="learn")
-    assert listed(client, kind="prescribe") == []
+    assert first["id"] in list_ids(client, state="cancelled")
+    assert first["id"] not in list_ids(client, state="queued")
+    assert second["id"] in list_ids(client, state="queued", kind="learn")
+    assert list_ids(client, kind="prescribe") == []
 
 
-def test_jobs_can_be_listed_by_when_they_were_made(client: TestClient, ids: Json) -> None:
+def test_jobs_can_be_filtered_by_creation_time(client: TestClient, ids: Json) -> None:
     jobs = [create_job(client, **ids) for _ in range(3)]
     moment = datetime.fromisoformat(jobs[1]["created_at"])
     elsewhere = (moment + timedelta(hours=5)).replace(tzinfo=None).isoformat() + "+05:00"
     for text in (moment.isoformat(), elsewhere, moment.replace(tzinfo=None).isoformat()):
-        after, before = listed(client, created_after=text), listed(client, created_before=text)
+        after, before = list_ids(client, created_after=text), list_ids(client, created_before=text)
         assert [job["id"] in after for job in jobs] == [False, True, True]
         assert [job["id"] in before for job in jobs] == [True, False, False]
-    span = listed(client, created_after=jobs[0]["created_at"], created_before=jobs[2]["created_at"])
+    span = list_ids(client, created_after=jobs[0]["created_at"], created_before=jobs[2]["created_at"])
     assert span == [jobs[1]["id"], jobs[0]["id"]]
 
 
-def test_filtered_lists_have_pages_too(client: TestClient, ids: Json) -> None:
+def test_filtered_lists_are_paginated(client: TestClient, ids: Json) -> None:
     dataset = create_dataset(client)["id"]
     made = [create_job(client, **ids | {"dataset_id": dataset})["id"] for _ in range(3)]
     first = answered(client.get("/v1/jobs", params={"dataset_id": dataset, "limit": 2}))
@@ -73,21 +73,21 @@ def test_filtered_lists_have_pages_too(client: TestClient, ids: Json) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"state": "tired"}, {"kind": "dance"}, {"created_after": "yesterday"}])
-def test_a_filter_that_means_nothing_is_refused_with_its_place(client: TestClient, wrong: Json) -> None:
+def test_an_invalid_filter_is_refused_with_a_pointer(client: TestClient, wrong: Json) -> None:
     response = client.get("/v1/jobs", params=wrong)
     assert response.status_code == 422
     assert response.json()["errors"][0]["pointer"] == f"#/query/{next(iter(wrong))}"
 
 
-def test_ids_that_cannot_be_find_no_jobs(client: TestClient) -> None:
+def test_impossible_ids_match_no_jobs(client: TestClient) -> None:
     for text in ("\x00", "prob_", "'; drop table jobs"):
-        assert listed(client, problem_id=text) == []
+        assert list_ids(client, problem_id=text) == []
 
 
 # logs
 
 
-def test_a_jobs_log_tells_its_story_in_order(client: TestClient, ids: Json) -> None:
+def test_a_job_log_lists_events_in_order(client: TestClient, ids: Json) -> None:
     job = learn(client, create_job(client, **ids)["id"])
     lines = answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]
     texts = [line["text"] for line in lines]
@@ -99,7 +99,7 @@ def test_a_jobs_log_tells_its_story_in_order(client: TestClient, ids: Json) -> N
     assert times == sorted(times)
 
 
-def test_a_jobs_log_says_why_it_failed_and_that_it_was_handed_back(client: TestClient, ids: Json) -> None:
+def test_a_job_log_gives_the_reason_of_failure_and_hand_backs(client: TestClient, ids: Json) -> None:
     job_id = create_job(client, **ids)["id"]
     attempt = service.start(job_id)
     assert attempt is not None
@@ -117,7 +117,7 @@ def test_a_jobs_log_says_why_it_failed_and_that_it_was_handed_back(client: TestC
     ]
 
 
-def test_log_lines_grow_further_apart_as_a_job_grows_old(
+def test_log_lines_become_rarer_as_a_job_runs_longer(
     client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -135,19 +135,19 @@ def test_log_lines_grow_further_apart_as_a_job_grows_old(
     assert written[-1] - written[-2] > 600
 
 
-def test_the_log_of_no_job_is_not_found_and_a_deleted_job_takes_its_log_along(client: TestClient, ids: Json) -> None:
+def test_a_missing_job_has_no_log_and_deleting_a_job_deletes_its_log(client: TestClient, ids: Json) -> None:
     assert client.get("/v1/jobs/job_nowhere/log").status_code == 404
-    job_id = failed(client, ids)
+    job_id = fail_job(client, ids)
     before = counts()["job_log"]
     assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
     assert before - counts()["job_log"] == 3
 
 
-# running again
+# reruns
 
 
-def test_a_failed_job_can_be_run_again_and_succeed(client: TestClient, ids: Json) -> None:
-    job_id = failed(client, ids)
+def test_a_failed_job_can_be_rerun_and_succeed(client: TestClient, ids: Json) -> None:
+    job_id = fail_job(client, ids)
     job = answered(client.post(f"/v1/jobs/{job_id}/retry"), 202)
     assert (job["state"], job["error"], job["progress"], job["finished_at"]) == ("queued", None, 0.0, None)
     assert job["attempts"] == 1
@@ -157,7 +157,7 @@ def test_a_failed_job_can_be_run_again_and_succeed(client: TestClient, ids: Json
     assert "asked to run again" in log_of(client, job_id)
 
 
-def test_a_cancelled_job_can_be_run_again(client: TestClient, ids: Json) -> None:
+def test_a_cancelled_job_can_be_rerun(client: TestClient, ids: Json) -> None:
     job_id = create_job(client, **ids)["id"]
     for run in (2, 3):
         service.cancel(DEFAULT_WORKSPACE, job_id)
@@ -167,7 +167,7 @@ def test_a_cancelled_job_can_be_run_again(client: TestClient, ids: Json) -> None
     assert learn(client, job_id)["state"] == "succeeded"
 
 
-def test_a_job_that_is_run_again_has_all_its_attempts_again(client: TestClient, ids: Json) -> None:
+def test_a_rerun_job_has_all_its_attempts(client: TestClient, ids: Json) -> None:
     job_id = create_job(client, **ids)["id"]
     while service.start(job_id) is not None:
         pass
@@ -178,7 +178,7 @@ def test_a_job_that_is_run_again_has_all_its_attempts_again(client: TestClient, 
     assert "3 times" in (service.get(DEFAULT_WORKSPACE, job_id).error or "")
 
 
-def test_only_jobs_that_ended_without_a_result_can_be_run_again(client: TestClient, ids: Json) -> None:
+def test_only_failed_and_cancelled_jobs_can_be_rerun(client: TestClient, ids: Json) -> None:
     waiting, running = create_job(client, **ids)["id"], create_job(client, **ids)["id"]
     service.start(running)
     done = learn(client, create_job(client, **ids)["id"])["id"]
@@ -191,7 +191,7 @@ def test_only_jobs_that_ended_without_a_result_can_be_run_again(client: TestClie
     assert counts() == before
 
 
-def test_a_late_result_of_an_earlier_run_is_not_taken_for_the_new_ones(client: TestClient, ids: Json) -> None:
+def test_a_late_result_of_an_earlier_run_is_ignored(client: TestClient, ids: Json) -> None:
     job_id = create_job(client, **ids)["id"]
     late = service.start(job_id)
     assert late == 1
@@ -203,10 +203,10 @@ def test_a_late_result_of_an_earlier_run_is_not_taken_for_the_new_ones(client: T
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "running"
 
 
-# what the engine has lost
+# jobs lost by the workflow engine
 
 
-def test_a_job_that_the_engine_holds_for_finished_is_queued_again_once(client: TestClient, ids: Json) -> None:
+def test_a_job_that_the_engine_calls_finished_is_requeued_once(client: TestClient, ids: Json) -> None:
     job_id, untouched = create_job(client, **ids)["id"], create_job(client, **ids)["id"]
     service.start(job_id)
     queue.client().cancel_workflow(job_id)
@@ -219,8 +219,8 @@ def test_a_job_that_the_engine_holds_for_finished_is_queued_again_once(client: T
     assert len(queue.client().list_queued_workflows(workflow_id_prefix=job_id)) == 1
 
 
-def test_finished_jobs_are_not_queued_again(client: TestClient, ids: Json) -> None:
-    job_id = failed(client, ids)
+def test_finished_jobs_are_not_requeued(client: TestClient, ids: Json) -> None:
+    job_id = fail_job(client, ids)
     queue.client().cancel_workflow(job_id)
     before = service.get(DEFAULT_WORKSPACE, job_id).revision
     recovery.requeue_lost()
@@ -233,11 +233,11 @@ def test_finished_jobs_are_not_queued_again(client: TestClient, ids: Json) -> No
 # limits
 
 
-def test_a_full_queue_is_answered_with_503_and_when_to_come_back(
+def test_a_full_queue_returns_503_with_retry_after(
     client: TestClient, ids: Json, settings: Callable[..., None]
 ) -> None:
-    ended = failed(client, ids)
-    waiting = len(listed(client, state="queued"))
+    ended = fail_job(client, ids)
+    waiting = len(list_ids(client, state="queued"))
     settings(max_queued_jobs=waiting + 1)
     job = create_job(client, **ids)
     before = counts()
@@ -254,7 +254,7 @@ def test_a_full_queue_is_answered_with_503_and_when_to_come_back(
 LARGE: Json = {"predictor": {"kind": "mlp"}, "inference": QUICK | {"members": 20, "epochs": 100_000}}
 
 
-def test_small_jobs_are_taken_before_large_ones_of_the_same_queue(client: TestClient, ids: Json) -> None:
+def test_small_jobs_run_before_large_ones_of_the_same_queue(client: TestClient, ids: Json) -> None:
     large = create_job(client, **ids, **LARGE)["id"]
     small = create_job(client, **ids)["id"]
     found = {w.workflow_id: w.priority for w in queue.client().list_queued_workflows(workflow_ids=[large, small])}
@@ -267,7 +267,7 @@ def priority(run_id: str) -> int:
     return queued.priority
 
 
-def test_chains_are_ranked_by_their_steps_and_not_by_epochs_which_they_have_not(client: TestClient, ids: Json) -> None:
+def test_chains_are_ranked_by_their_steps_not_by_epochs(client: TestClient, ids: Json) -> None:
     chains, network = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60}, {"kind": "mlp", "hidden": [128]}
     long = create_job(client, **ids, predictor=network, inference=chains | {"chains": 64, "steps": 1_000_000})["id"]
     short = create_job(client, **ids, predictor=network, inference=chains)["id"]
@@ -275,9 +275,7 @@ def test_chains_are_ranked_by_their_steps_and_not_by_epochs_which_they_have_not(
 
 
 @pytest.mark.parametrize("again", ["retry", "lost"])
-def test_a_large_job_that_is_queued_again_does_not_go_before_small_ones(
-    client: TestClient, ids: Json, again: str
-) -> None:
+def test_a_requeued_large_job_does_not_overtake_small_ones(client: TestClient, ids: Json, again: str) -> None:
     large = create_job(client, **ids, **LARGE)["id"]
     small = create_job(client, **ids)["id"]
     if again == "retry":
@@ -289,7 +287,7 @@ def test_a_large_job_that_is_queued_again_does_not_go_before_small_ones(
     assert priority(small) < priority(f"{large}.2")
 
 
-def test_a_time_limit_is_kept_with_the_job_and_bounded_by_the_services(
+def test_a_job_stores_its_time_limit_capped_by_the_service(
     client: TestClient, ids: Json, settings: Callable[..., None]
 ) -> None:
     assert service.time_limit_seconds(create_job(client, **ids)["id"]) == service.LEAST_SECONDS

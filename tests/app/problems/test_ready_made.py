@@ -1,4 +1,4 @@
-"""Ready-made problems by HTTP: made, compiled, learned for, decided and patched by the names that planners gave."""
+"""Ready-made problems over HTTP: creation, compilation, learning, decisions and patches by the planner's names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def create(client: TestClient, spec: Json, status: int = 201) -> Json:
     return answered(client.post("/v1/problems", json={"name": "ready", "spec": spec}), status)
 
 
-class Made(dict[str, Json]):
-    """Problems by kind, each made when it is first asked for."""
+class ProblemsByKind(dict[str, Json]):
+    """Problems by kind, each created on first access."""
 
     def __init__(self, client: TestClient) -> None:
         self.client = client
@@ -31,10 +31,10 @@ class Made(dict[str, Json]):
 
 
 @pytest.fixture(scope="module")
-def made(client: TestClient) -> Made:
-    # A check that searches for whole numbers takes place there.
+def problems(client: TestClient) -> ProblemsByKind:
+    # Checks that search for integer solutions run in solver processes.
     await_solvers(client)
-    return Made(client)
+    return ProblemsByKind(client)
 
 
 def test_there_is_an_example_of_every_kind() -> None:
@@ -42,20 +42,20 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_what_a_problem_is_compiled_to_is_a_linear_problem_of_the_same_names(
-    client: TestClient, made: Made, kind: str
+def test_a_problem_compiles_to_a_linear_problem_with_the_same_names(
+    client: TestClient, problems: ProblemsByKind, kind: str
 ) -> None:
-    problem = made[kind]
+    problem = problems[kind]
     answer = answered(client.get(f"/v1/problems/{problem['id']}/compiled"))
     assert (answer["id"], answer["kind"], answer["spec"]["kind"]) == (problem["id"], kind, "linear")
     again = create(client, answer["spec"])
     assert (again["decisions"], again["outcomes"]) == (problem["decisions"], problem["outcomes"])
     other = answered(client.get(f"/v1/problems/{again['id']}/compiled"))
-    assert answer["spec"].items() <= compiled_again(other["spec"], answer["spec"]).items()
+    assert answer["spec"].items() <= without_defaults(other["spec"], answer["spec"]).items()
 
 
-def compiled_again(spec: Json, like: Json) -> Json:
-    """A linear specification without the fields that only reading it has filled in."""
+def without_defaults(spec: Json, like: Json) -> Json:
+    """Remove the fields that reading a linear specification fills with defaults."""
     parts = ("decisions", "recourse", "outcomes", "rows")
     cut = {
         part: [
@@ -68,8 +68,8 @@ def compiled_again(spec: Json, like: Json) -> Json:
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_what_the_service_stores_compiles_as_what_was_sent(made: Made, kind: str) -> None:
-    assert compile_ready(made[kind]["spec"]) == compile_ready(SPECS[kind])
+def test_a_stored_problem_compiles_like_the_posted_one(problems: ProblemsByKind, kind: str) -> None:
+    assert compile_ready(problems[kind]["spec"]) == compile_ready(SPECS[kind])
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_what_the_service_stores_compiles_as_what_was_sent(made: Made, kind: str
         {"kind": "mean_variance_portfolio", "assets": [{"name": "gold"}], "covariance": [[0.1]]},
     ],
 )
-def test_a_problem_that_is_no_linear_model_by_names_has_none(client: TestClient, spec: Json) -> None:
+def test_a_non_linear_kind_has_no_compiled_model(client: TestClient, spec: Json) -> None:
     problem = create(client, spec)
     refused = answered(client.get(f"/v1/problems/{problem['id']}/compiled"), 409)
     assert f"problems of kind {spec['kind']} are not linear models" in refused["detail"]
 
 
-def test_two_stage_problems_are_shown_as_linear_ones(client: TestClient) -> None:
+def test_two_stage_problems_compile_to_linear_ones(client: TestClient) -> None:
     spec = {
         "kind": "shipment",
         "sources": [{"name": "north", "order_cost": 5, "emergency_cost": 40}],
@@ -112,7 +112,7 @@ def test_two_stage_problems_are_shown_as_linear_ones(client: TestClient) -> None
         ("unit_commitment", {"demand": [4.0, 5.0]}, "#/spec", "nothing here is uncertain"),
     ],
 )
-def test_mistakes_are_refused_at_the_planners_own_places(
+def test_errors_point_into_the_ready_made_specification(
     client: TestClient, kind: str, changes: Json, pointer: str, words: str
 ) -> None:
     refused = create(client, SPECS[kind] | changes, 422)
@@ -120,14 +120,14 @@ def test_mistakes_are_refused_at_the_planners_own_places(
     assert words in refused["errors"][0]["detail"]
 
 
-def test_what_cannot_be_kept_is_refused_at_the_planners_own_places(client: TestClient) -> None:
+def test_infeasible_constraints_point_into_the_ready_made_specification(client: TestClient) -> None:
     greedy = SPECS["production"]["products"][0] | {"minimum": 100}
     refused = create(client, SPECS["production"] | {"products": [greedy, SPECS["production"]["products"][1]]}, 422)
     (error,) = refused["errors"]
     assert error["pointer"].startswith(("#/spec/resources/0", "#/spec/products/0")) or error["pointer"] == "#/spec"
 
 
-def test_names_that_are_put_together_are_names_too() -> None:
+def test_combined_names_may_be_long() -> None:
     long = "n" * 80
     spec = {"kind": "assignment", "agents": [long], "tasks": [long]}
     read = NewProblem.model_validate({"name": "long", "spec": spec}).spec
@@ -140,8 +140,8 @@ def posterior_for(client: TestClient, problem: Json) -> Json:
     return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
 
 
-class Posteriors(Made):
-    """The same with what was learned for them."""
+class PosteriorsByKind(ProblemsByKind):
+    """Posteriors by problem kind, each learned on first access."""
 
     def __missing__(self, kind: str) -> Json:
         self[kind] = posterior_for(self.client, create(self.client, SPECS[kind]))
@@ -149,9 +149,9 @@ class Posteriors(Made):
 
 
 @pytest.fixture(scope="module")
-def posteriors(client: TestClient) -> Posteriors:
+def posteriors(client: TestClient) -> PosteriorsByKind:
     await_solvers(client)
-    return Posteriors(client)
+    return PosteriorsByKind(client)
 
 
 def prescribe(client: TestClient, posterior: Json, **changes: Any) -> Json:
@@ -162,15 +162,15 @@ def prescribe(client: TestClient, posterior: Json, **changes: Any) -> Json:
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive"])
 @pytest.mark.parametrize("kind", SPECS)
 def test_every_kind_is_learned_and_decided(
-    client: TestClient, posteriors: Made, made: Made, kind: str, policy: str
+    client: TestClient, posteriors: ProblemsByKind, problems: ProblemsByKind, kind: str, policy: str
 ) -> None:
     for found in prescribe(client, posteriors[kind], policy=policy)["prescriptions"]:
         assert found["status"] == "optimal", found["reason"]
         decision = found["decision"]
-        assert list(decision) == made[kind]["decisions"]
+        assert list(decision) == problems[kind]["decisions"]
         if kind != "production":
             assert all(value == pytest.approx(round(value), abs=1e-6) for value in decision.values())
-        rules = compile_ready(made[kind]["spec"])["rows"]
+        rules = compile_ready(problems[kind]["spec"])["rows"]
         for row in (row for row in rules if not row["recourse"]):
             value = sum(factor * decision[name] for name, factor in row["decisions"].items())
             assert row["sense"] != "<=" or value <= row["limit"] + 1e-6
@@ -178,7 +178,7 @@ def test_every_kind_is_learned_and_decided(
             assert row["sense"] != "=" or value == pytest.approx(row["limit"], abs=1e-6)
 
 
-def test_a_maximised_problem_says_what_it_is_worth(client: TestClient, posteriors: Made) -> None:
+def test_a_maximised_problem_reports_its_expected_value(client: TestClient, posteriors: ProblemsByKind) -> None:
     for kind in ("knapsack", "production"):
         for found in prescribe(client, posteriors[kind], policy="bcp", costs_over="posterior")["prescriptions"]:
             assert found["facts"]["expected_value"] == pytest.approx(-found["expected_cost"])
@@ -201,8 +201,8 @@ def test_a_maximised_problem_says_what_it_is_worth(client: TestClient, posterior
         ("unit_commitment", {"units": {"coal": {"fixed_cost": 1e6}}}, "units/coal/fixed_cost", "coal on in hour 1"),
     ],
 )
-def test_numbers_are_patched_by_the_planners_own_names(
-    client: TestClient, posteriors: Made, kind: str, patch: Json, where: str, shut: str
+def test_numbers_are_patched_by_the_names_of_the_specification(
+    client: TestClient, posteriors: ProblemsByKind, kind: str, patch: Json, where: str, shut: str
 ) -> None:
     answer = prescribe(client, posteriors[kind], policy="bcp", problem_patch=patch)
     assert [one["where"] for one in answer["problem_differs"]] == [where]
@@ -234,8 +234,8 @@ def test_numbers_are_patched_by_the_planners_own_names(
         ),
     ],
 )
-def test_a_patch_that_leaves_no_problem_is_refused_at_its_place(
-    client: TestClient, posteriors: Made, kind: str, patch: Json, pointer: str, words: str
+def test_a_patch_that_breaks_the_problem_is_refused_with_a_pointer(
+    client: TestClient, posteriors: ProblemsByKind, kind: str, patch: Json, pointer: str, words: str
 ) -> None:
     body = {"contexts": [{"rain": 1.0}], "problem_patch": patch}
     refused = answered(client.post(f"/v1/posteriors/{posteriors[kind]['id']}/prescribe", json=body), 422)

@@ -1,4 +1,4 @@
-"""From an opened answer and the specification alone, anyone can compute its costs again."""
+"""Costs can be recomputed from the included parts of an answer and the specification alone."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def bakery(client: TestClient) -> Json:
 
 
 def check_costs(found: Json, costs: list[float]) -> None:
-    """The costs that a reader computes are those that the answer tells, and add up to the expected cost."""
-    assert [told for _, _, told in atoms(found)] == pytest.approx(costs, rel=1e-6, abs=1e-9)
+    """Check that the recomputed costs equal those of the answer and average to its expected cost."""
+    assert [reported for _, _, reported in atoms(found)] == pytest.approx(costs, rel=1e-6, abs=1e-9)
     expected = sum(weight * cost for (weight, _, _), cost in zip(atoms(found), costs, strict=True))
     assert found["expected_cost"] == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-def test_the_bakerys_cost_is_computed_again_from_the_answer(client: TestClient, bakery: Json) -> None:
+def test_newsvendor_costs_can_be_recomputed_from_the_answer(client: TestClient, bakery: Json) -> None:
     found = opened(client, bakery, CONTEXTS[0])
     costs = []
     for _, outcomes, _ in atoms(found):
@@ -53,16 +53,16 @@ def test_the_bakerys_cost_is_computed_again_from_the_answer(client: TestClient, 
         costs.append(cost)
     check_costs(found, costs)
     assert found["recourse"] is None
-    for name, told in found["outcomes"].items():
+    for name, reported in found["outcomes"].items():
         values = np.array(found["scenarios"]["outcomes"][name])
-        assert told["mean"] == pytest.approx(values.mean())
-        assert told["standard_deviation"] == pytest.approx(values.std())
-        assert told["quantiles"]["0.25"] == pytest.approx(np.quantile(values, 0.25, method="inverted_cdf"))
-        assert told["service_level"] == pytest.approx((values <= found["decision"][name]).mean())
+        assert reported["mean"] == pytest.approx(values.mean())
+        assert reported["standard_deviation"] == pytest.approx(values.std())
+        assert reported["quantiles"]["0.25"] == pytest.approx(np.quantile(values, 0.25, method="inverted_cdf"))
+        assert reported["service_level"] == pytest.approx((values <= found["decision"][name]).mean())
 
 
 def recourse_cost(spec: Json, decision: Json, outcomes: Json) -> float:
-    """Q(z, y) of a two-stage specification by cvxpy."""
+    """Compute Q(z, y) of a two-stage specification with cvxpy."""
     x = {one["name"]: cvxpy.Variable(nonneg=True) for one in spec["recourse"]}
     rules = []
     for row in spec["rows"]:
@@ -85,28 +85,28 @@ def shipping_cost(spec: Json, decision: Json, outcomes: Json) -> float:
 
 
 @pytest.mark.parametrize(("spec", "later"), [(STORES, recourse_cost), (SHIPMENT, shipping_cost)])
-def test_two_stage_costs_are_computed_again_scenario_by_scenario(client: TestClient, spec: Json, later: Any) -> None:
+def test_two_stage_costs_can_be_recomputed_per_scenario(client: TestClient, spec: Json, later: Any) -> None:
     found = opened(client, made(client, spec, ["port", "mill"], DAYS), {"rain": 2.0}, policy="bcp")
     parts = spec.get("decisions") or [one | {"cost": one["order_cost"]} for one in spec["sources"]]
     now = sum(one["cost"] * found["decision"][one["name"]] for one in parts)
     second = [later(spec, found["decision"], outcomes) for _, outcomes, _ in atoms(found)]
     check_costs(found, [now + cost for cost in second])
-    told = found["recourse"]
-    assert told["first_stage_cost"] == pytest.approx(now)
-    assert told["expected_cost"] == pytest.approx(np.mean(second), rel=1e-6)
-    assert told["plans"]["costs"] == pytest.approx(second, rel=1e-6, abs=1e-9)
-    amounts = np.array(told["plans"]["amounts"])
-    for name, column in zip(told["plans"]["names"], amounts.T, strict=True):
-        assert told["expected"][name]["amount"] == pytest.approx(column.mean())
-        assert told["expected"][name]["used_in"] == pytest.approx((column > 0).mean())
-    assert sum(one["cost"] for one in told["expected"].values()) == pytest.approx(told["expected_cost"])
-    first = next(row for row in told["rows"] if "port" in row["name"])
+    reported = found["recourse"]
+    assert reported["first_stage_cost"] == pytest.approx(now)
+    assert reported["expected_cost"] == pytest.approx(np.mean(second), rel=1e-6)
+    assert reported["plans"]["costs"] == pytest.approx(second, rel=1e-6, abs=1e-9)
+    amounts = np.array(reported["plans"]["amounts"])
+    for name, column in zip(reported["plans"]["names"], amounts.T, strict=True):
+        assert reported["expected"][name]["amount"] == pytest.approx(column.mean())
+        assert reported["expected"][name]["used_in"] == pytest.approx((column > 0).mean())
+    assert sum(one["cost"] for one in reported["expected"].values()) == pytest.approx(reported["expected_cost"])
+    first = next(row for row in reported["rows"] if "port" in row["name"])
     assert 0 < first["binding_in"] <= 1
     assert found["sensitivity"]["derivatives"]["rain"]["method"] == "difference"
 
 
 @pytest.mark.parametrize("spec", [FUND | {"target_return": 0.08}, MEAN_VARIANCE])
-def test_a_portfolios_cost_is_computed_again(client: TestClient, spec: Json) -> None:
+def test_portfolio_costs_can_be_recomputed(client: TestClient, spec: Json) -> None:
     chains = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20, "particles": 40, "inverse_temperature": 100}
     changes = {"inference": chains} if spec["kind"] == FUND["kind"] else {}
     fund = made(client, spec, ASSETS, months(), **changes)
@@ -119,4 +119,4 @@ def test_a_portfolios_cost_is_computed_again(client: TestClient, spec: Json) -> 
         costs.append(variance if "target_return" in spec else 0.5 * spec["risk_aversion"] * variance - returned)
     check_costs(found, costs)
     assert found["recourse"] is None
-    assert all(told["service_level"] is None for told in found["outcomes"].values())
+    assert all(reported["service_level"] is None for reported in found["outcomes"].values())

@@ -1,4 +1,4 @@
-"""Learning on from an older posterior over HTTP: on newer rows, compared with it, and promoted if that is earned."""
+"""Posterior updates: learn from newer rows, compare with the old posterior, promote the better one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def append(client: TestClient, dataset_id: str, rows: list[Json]) -> Json:
     return answered(client.post(f"/v1/datasets/{dataset_id}/rows", json={"rows": rows}), 201)
 
 
-def learn_on(client: TestClient, old: Json, how: Json | None = None, **changes: Any) -> Json:
+def update_posterior(client: TestClient, old: Json, how: Json | None = None, **changes: Any) -> Json:
     body = {
         "problem_id": old["problem_id"],
         "dataset_id": old["dataset_id"],
@@ -51,16 +51,16 @@ def learn_on(client: TestClient, old: Json, how: Json | None = None, **changes: 
     return create_job(client, **body | changes)
 
 
-def test_a_posterior_is_learned_on_from_newer_rows_and_says_how_the_two_compare(client: TestClient, old: Json) -> None:
+def test_a_posterior_is_updated_from_newer_rows_and_compared_with_the_old(client: TestClient, old: Json) -> None:
     append(client, old["dataset_id"], days(range(120, 180), weekend=-30.0))
-    job = learn(client, learn_on(client, old)["id"])
+    job = learn(client, update_posterior(client, old)["id"])
     assert job["state"] == "succeeded", job["error"]
     new = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert new["id"] != old["id"]
-    told = answered(client.get(f"/v1/posteriors/{new['id']}/diagnostics"))["update"]
-    assert (told["from_posterior"], told["new_rows"], told["compared_rows"]) == (old["id"], 120, 40)
-    # Weekends have turned around, and rows have shown it.
-    assert told["difference"]["mean"] < -2 * told["difference"]["standard_error"]
+    update = answered(client.get(f"/v1/posteriors/{new['id']}/diagnostics"))["update"]
+    assert (update["from_posterior"], update["new_rows"], update["compared_rows"]) == (old["id"], 120, 40)
+    # Weekend demand has reversed, and the new rows show it.
+    assert update["difference"]["mean"] < -2 * update["difference"]["standard_error"]
     context = {"day": (FIRST + timedelta(days=180)).isoformat(), "shop": "north"}
     assert (FIRST + timedelta(days=180)).weekday() == 5
     orders = [
@@ -71,16 +71,16 @@ def test_a_posterior_is_learned_on_from_newer_rows_and_says_how_the_two_compare(
 
 
 @pytest.mark.slow
-def test_the_alias_moves_to_the_one_that_has_earned_it(client: TestClient, old: Json) -> None:
+def test_the_alias_moves_to_an_updated_posterior_that_is_not_worse(client: TestClient, old: Json) -> None:
     answered(client.put("/v1/aliases/shops", json={"posterior_id": old["id"]}))
     append(client, old["dataset_id"], days(range(120, 180), weekend=-30.0))
-    job = learn_on(client, old | {"id": "shops"}, promote={"alias": "shops"})
+    job = update_posterior(client, old | {"id": "shops"}, promote={"alias": "shops"})
     job = learn(client, job["id"])
     assert answered(client.get("/v1/aliases/shops"))["posterior_id"] == job["posterior_id"]
 
 
-def test_what_cannot_be_learned_on_is_refused_with_the_reason(client: TestClient, old: Json) -> None:
-    def refused(status: int = 422, **changes: Any) -> str:
+def test_an_impossible_update_is_refused_with_the_reason(client: TestClient, old: Json) -> None:
+    def refusal(status: int = 422, **changes: Any) -> str:
         body = {
             "problem_id": old["problem_id"],
             "dataset_id": old["dataset_id"],
@@ -89,16 +89,16 @@ def test_what_cannot_be_learned_on_is_refused_with_the_reason(client: TestClient
         answer = answered(client.post("/v1/jobs", json=body | changes), status)
         return str(answer["errors"][0]["detail"])
 
-    assert "already learned from all rows" in refused()
+    assert "already learned from all rows" in refusal()
     append(client, old["dataset_id"], days(range(120, 125)))
-    assert "no posterior has this id" in refused(from_posterior={"posterior_id": "post_nothing"})
+    assert "no posterior has this id" in refusal(from_posterior={"posterior_id": "post_nothing"})
     other = create_problem(client, name="other", spec=SPEC)
-    assert "another problem" in refused(problem_id=other["id"])
+    assert "another problem" in refusal(problem_id=other["id"])
     elsewhere = create_dataset(client, outcomes=["demand"], time="day", series=["shop"], rows=days(range(30)))
-    assert "another data set" in refused(dataset_id=elsewhere["id"])
+    assert "another data set" in refusal(dataset_id=elsewhere["id"])
     half = {"posterior_id": old["id"], "forgetting": 0.5}
-    assert "only a prior can be forgotten" in refused(from_posterior=half)
-    # Too few rows are only known to be so once they are read.
-    job = learn(client, learn_on(client, old)["id"])
+    assert "only a prior can be forgotten" in refusal(from_posterior=half)
+    # Rows are counted only when the job reads them.
+    job = learn(client, update_posterior(client, old)["id"])
     assert job["state"] == "failed"
     assert "at least 30 rows" in job["error"]
