@@ -153,7 +153,7 @@ def test_forged_forms_and_keys_without_train_scope_are_rejected(client: TestClie
         assert "scope 'train'" in words(send(reader, "/backtests", 403, **form(ids)))
 
 
-def test_empty_and_invalid_fields_are_omitted_from_the_request() -> None:
+def test_empty_and_unused_fields_are_omitted_from_the_request() -> None:
     typed = BacktestForm(dataset="data_1", problem="prob_1", actual_decision={"sold": ""})
     assert request_of(typed, True, None) == {
         "kind": "backtest",
