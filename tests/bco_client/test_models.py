@@ -175,6 +175,6 @@ def test_importing_a_file_loads_no_modelling_package(tmp_path: Path) -> None:
         "print({'pyomo', 'linopy', 'gurobipy', 'highspy'} & set(sys.modules))"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check_spec=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert ended.stdout.strip() == "set()"
