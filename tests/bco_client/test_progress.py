@@ -1,4 +1,4 @@
-"""How a job that is waited for is shown, and when it is likely to end."""
+"""The progress bar of a job, its remaining time, and waiting for its end."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pytest
 from bco_client import Client, JobCancelled, JobFailed, JobRecord, StillRunning
 from bco_client.progress import in_words, make_bar, remaining_seconds
 
-BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def job(**changes: Any) -> JobRecord:
-    fields: dict[str, Any] = {"id": "j", "name": "n", "created_at": BEGAN, "kind": "learn", "state": "running"}
-    return JobRecord(**fields | {"progress": 0.0, "message": "epoch 3", "started_at": BEGAN} | changes)
+    fields: dict[str, Any] = {"id": "j", "name": "n", "created_at": STARTED, "kind": "learn", "state": "running"}
+    return JobRecord(**fields | {"progress": 0.0, "message": "epoch 3", "started_at": STARTED} | changes)
 
 
 def after(seconds: float) -> datetime:
-    return BEGAN + timedelta(seconds=seconds)
+    return STARTED + timedelta(seconds=seconds)
 
 
-def test_the_time_left_follows_the_pace_and_at_first_the_estimate() -> None:
+def test_remaining_time_follows_the_estimate_first_and_then_the_pace() -> None:
     assert remaining_seconds(job(progress=0.25), after(10)) == 30
     assert remaining_seconds(job(progress=0.25, remaining_seconds=12), after(10)) == 12
     assert remaining_seconds(job(progress=0.01, estimate_seconds=60), after(10)) == 50
@@ -34,18 +34,18 @@ def test_the_time_left_follows_the_pace_and_at_first_the_estimate() -> None:
     assert remaining_seconds(job(started_at=None, estimate_seconds=60)) is None
     assert remaining_seconds(job(state="succeeded", progress=1.0), after(10)) is None
     # The service's clock may be ahead of ours.
-    assert remaining_seconds(job(progress=0.5), BEGAN - timedelta(seconds=5)) == 0
+    assert remaining_seconds(job(progress=0.5), STARTED - timedelta(seconds=5)) == 0
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(None, ""), (4.4, "about 4 s left"), (200, "about 3 min 20 s left"), (7500, "about 2 h 05 min left")],
 )
-def test_the_time_left_in_words(seconds: float | None, words: str) -> None:
+def test_remaining_time_is_formatted_in_words(seconds: float | None, words: str) -> None:
     assert in_words(seconds) == words
 
 
-def test_in_a_file_there_is_a_line_for_each_tenth() -> None:
+def test_a_file_gets_one_line_per_ten_percent() -> None:
     out = io.StringIO()
     bar = make_bar(quiet=False, out=out)
     for share in (0.0, 0.01, 0.11, 0.12, 0.2):
@@ -66,7 +66,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_one_line_is_drawn_over() -> None:
+def test_a_terminal_gets_one_line_that_is_overwritten() -> None:
     out = Terminal()
     bar = make_bar(quiet=False, out=out)
     bar.show(job(progress=0.1))
@@ -76,34 +76,41 @@ def test_on_a_terminal_one_line_is_drawn_over() -> None:
     assert out.getvalue().count("\n") == 1
 
 
-def states(*found: dict[str, Any]) -> httpx.MockTransport:
-    replies = iter(found)
-    fields = {"id": "j", "name": "n", "created_at": BEGAN.isoformat(), "kind": "learn", "progress": 0.5, "message": "x"}
+def answer_with(*states: dict[str, Any]) -> httpx.MockTransport:
+    replies = iter(states)
+    fields = {
+        "id": "j",
+        "name": "n",
+        "created_at": STARTED.isoformat(),
+        "kind": "learn",
+        "progress": 0.5,
+        "message": "x",
+    }
     return httpx.MockTransport(lambda request: httpx.Response(200, json=fields | next(replies)))
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_waiting_shows_a_bar_on_standard_error_unless_it_is_quiet(
-    quiet: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    transport = states({"state": "queued"}, {"state": "running"}, {"state": "succeeded"})
+def test_waiting_shows_a_bar_on_standard_error_unless_quiet(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    transport = answer_with({"state": "queued"}, {"state": "running"}, {"state": "succeeded"})
     with Client("http://service", transport=transport, quiet=quiet) as client:
         assert client.jobs.wait("j").state == "succeeded"
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert ("learn succeeded" in said.err) is not quiet
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert ("learn succeeded" in captured.err) is not quiet
 
 
-def test_without_rich_there_are_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_progress_is_printed_as_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bco_client.progress.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "rich", None)
-    with Client("http://service", transport=states({"state": "succeeded"})) as client:
+    with Client("http://service", transport=answer_with({"state": "succeeded"})) as client:
         client.jobs.wait("j")
     assert capsys.readouterr().err == "learn succeeded  50% x\n"
 
 
-def test_a_failed_job_raises_the_reason() -> None:
-    transport = states({"state": "failed", "error": "no rows"})
+def test_a_failed_job_raises_its_error() -> None:
+    transport = answer_with({"state": "failed", "error": "no rows"})
     with Client("http://service", transport=transport, quiet=True) as client, pytest.raises(JobFailed) as caught:
         client.jobs.wait("j")
     assert str(caught.value) == "no rows"
@@ -112,14 +119,14 @@ def test_a_failed_job_raises_the_reason() -> None:
 
 def test_a_cancelled_job_raises() -> None:
     with (
-        Client("http://service", transport=states({"state": "cancelled"}), quiet=True) as client,
+        Client("http://service", transport=answer_with({"state": "cancelled"}), quiet=True) as client,
         pytest.raises(JobCancelled, match="the job j was cancelled"),
     ):
         client.jobs.wait("j")
 
 
-def test_waiting_has_an_end() -> None:
-    transport = states(*[{"state": "running"}] * 20)
+def test_waiting_ends_at_the_timeout() -> None:
+    transport = answer_with(*[{"state": "running"}] * 20)
     with Client("http://service", transport=transport, quiet=True) as client, pytest.raises(StillRunning) as caught:
         client.jobs.wait("j", timeout=0.2)
     assert str(caught.value) == "the job j is running (50%) after 0.2 s"

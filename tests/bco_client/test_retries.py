@@ -1,4 +1,4 @@
-"""Lost and refused requests: what is sent again, after which wait, and what never is."""
+"""Retries: which requests are sent again, after which wait, and which never are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Reply = httpx.Response | Exception
 
 
 class Flaky:
-    """A service that answers in turn with what it was given, keeps what it was sent, and remembers keys."""
+    """A service that gives prepared replies in turn, records its requests and honours idempotency keys."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies: Iterator[Reply] = iter(replies)
@@ -42,7 +42,7 @@ class Flaky:
         request.read()
         self.seen.append(request)
         reply = next(self.replies, None)
-        # What reaches the service is done, whatever becomes of the answer.
+        # A request that reaches the service takes effect even if its answer is lost.
         if request.method == "POST" and (reply is None or isinstance(reply, httpx.ReadError)):
             self.created.setdefault(request.headers["Idempotency-Key"], MADE)
         if isinstance(reply, Exception):
@@ -56,7 +56,7 @@ class Flaky:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that clients make, none of which is waited for."""
+    """Record the pauses of the clients without waiting."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -67,12 +67,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def blocking(service: Flaky, call: Callable[[Any], Any], **options: Any) -> Any:
+def call_blocking(service: Flaky, call: Callable[[Any], Any], **options: Any) -> Any:
     with Client("http://service", transport=httpx.MockTransport(service), **options) as client:
         return call(client)
 
 
-def awaited(service: Flaky, call: Callable[[Any], Any], **options: Any) -> Any:
+def call_async(service: Flaky, call: Callable[[Any], Any], **options: Any) -> Any:
     async def run() -> Any:
         async with AsyncClient("http://service", transport=httpx.MockTransport(service), **options) as client:
             return await call(client)
@@ -80,15 +80,15 @@ def awaited(service: Flaky, call: Callable[[Any], Any], **options: Any) -> Any:
     return asyncio.run(run())
 
 
-@pytest.fixture(params=[blocking, awaited])
-def through(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Each test is run with the blocking and with the asynchronous client."""
+@pytest.fixture(params=[call_blocking, call_async])
+def call_client(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Run each test with the blocking and with the asynchronous client."""
     found: Callable[..., Any] = request.param
     return found
 
 
-def refusal(status: int, sentence: str = "not now", **headers: str) -> httpx.Response:
-    content = {"type": "urn:bco:error:x", "title": "x", "status": status, "detail": sentence}
+def error_response(status: int, detail: str = "not now", **headers: str) -> httpx.Response:
+    content = {"type": "urn:bco:error:x", "title": "x", "status": status, "detail": detail}
     return httpx.Response(status, json=content, headers={"content-type": "application/problem+json"} | headers)
 
 
@@ -96,32 +96,32 @@ def create(client: Any) -> Any:
     return client.problems.create(PROBLEM)
 
 
-def test_a_creation_whose_answers_are_lost_makes_one_object(through: Callable[..., Any], waits: list[float]) -> None:
+def test_a_creation_with_lost_answers_creates_one_object(call_client: Callable[..., Any], waits: list[float]) -> None:
     service = Flaky(httpx.ReadError("cut"), httpx.ConnectError("refused"), httpx.ReadTimeout("late"))
-    assert through(service, create).id == "prob_1"
+    assert call_client(service, create).id == "prob_1"
     assert len(service.seen) == 4
     assert len(service.created) == 1
     assert len(set(service.keys)) == 1
     assert all(service.keys)
 
 
-def test_two_calls_have_two_keys(through: Callable[..., Any], waits: list[float]) -> None:
+def test_two_calls_have_different_idempotency_keys(call_client: Callable[..., Any], waits: list[float]) -> None:
     service = Flaky()
-    through(service, create)
-    through(service, create)
+    call_client(service, create)
+    call_client(service, create)
     assert len(service.created) == 2
 
 
-def test_a_key_of_the_callers_own_is_sent(through: Callable[..., Any], waits: list[float]) -> None:
+def test_the_callers_own_idempotency_key_is_sent(call_client: Callable[..., Any], waits: list[float]) -> None:
     service = Flaky()
-    through(service, lambda client: client.problems.create(PROBLEM, idempotency_key="monday"))
+    call_client(service, lambda client: client.problems.create(PROBLEM, idempotency_key="monday"))
     assert service.keys == ["monday"]
 
 
-def test_an_upload_is_sent_again_with_the_same_key_and_file(through: Callable[..., Any], waits: list[float]) -> None:
+def test_an_upload_is_retried_with_the_same_key_and_file(call_client: Callable[..., Any], waits: list[float]) -> None:
     dataset = httpx.Response(201, json={"id": "d", "name": "n", "created_at": "2026-01-01T00:00:00Z", "rows": 1})
     service = Flaky(httpx.ReadError("cut"), dataset)
-    through(service, lambda client: client.datasets.create(b"a,b\n1,2\n", "n", outcomes="b"))
+    call_client(service, lambda client: client.datasets.create(b"a,b\n1,2\n", "n", outcomes="b"))
     first, second = service.seen
     assert first.url.path == "/v1/datasets/upload"
     assert b"a,b\n1,2\n" in first.content
@@ -129,62 +129,66 @@ def test_an_upload_is_sent_again_with_the_same_key_and_file(through: Callable[..
     assert len(set(service.keys)) == 1
 
 
-def test_retry_after_is_waited_for(through: Callable[..., Any], waits: list[float]) -> None:
-    service = Flaky(refusal(503, **{"Retry-After": "7"}), refusal(429, **{"Retry-After": "2"}))
-    through(service, create)
+def test_the_client_waits_for_retry_after(call_client: Callable[..., Any], waits: list[float]) -> None:
+    service = Flaky(error_response(503, **{"Retry-After": "7"}), error_response(429, **{"Retry-After": "2"}))
+    call_client(service, create)
     assert waits == [7.0, 2.0]
 
 
-def test_retry_after_may_be_a_date(through: Callable[..., Any], waits: list[float]) -> None:
+def test_retry_after_may_be_a_date(call_client: Callable[..., Any], waits: list[float]) -> None:
     moment = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
-    through(Flaky(refusal(503, **{"Retry-After": moment})), create)
+    call_client(Flaky(error_response(503, **{"Retry-After": moment})), create)
     assert 15 < waits[0] <= 20
 
 
-def test_a_service_that_asks_for_too_long_is_not_waited_for(through: Callable[..., Any], waits: list[float]) -> None:
-    service = Flaky(refusal(503, "back tomorrow", **{"Retry-After": "86400"}))
+def test_a_retry_after_that_is_too_long_raises_at_once(call_client: Callable[..., Any], waits: list[float]) -> None:
+    service = Flaky(error_response(503, "back tomorrow", **{"Retry-After": "86400"}))
     with pytest.raises(Unavailable, match="back tomorrow"):
-        through(service, create)
+        call_client(service, create)
     assert waits == []
 
 
-def test_waits_double_up_to_the_longest(through: Callable[..., Any], waits: list[float]) -> None:
+def test_waits_double_up_to_the_limit(call_client: Callable[..., Any], waits: list[float]) -> None:
     service = Flaky(*[httpx.ConnectError("refused")] * 5)
-    through(service, create, retries=RetryOptions(attempts=6, first_seconds=1, longest_seconds=4))
-    for wait, most in zip(waits, [1, 2, 4, 4, 4], strict=True):
-        assert most / 2 <= wait <= most
+    call_client(service, create, retries=RetryOptions(attempts=6, first_seconds=1, longest_seconds=4))
+    for wait, limit in zip(waits, [1, 2, 4, 4, 4], strict=True):
+        assert limit / 2 <= wait <= limit
 
 
-def test_giving_up_names_the_address_and_the_number_of_tries(through: Callable[..., Any], waits: list[float]) -> None:
+def test_giving_up_names_the_address_and_the_number_of_tries(
+    call_client: Callable[..., Any], waits: list[float]
+) -> None:
     service = Flaky(*[httpx.ConnectError("refused")] * 9)
     with pytest.raises(Unreachable, match=r"POST /v1/problems, tried 3 times: refused"):
-        through(service, create, retries=RetryOptions(attempts=3))
+        call_client(service, create, retries=RetryOptions(attempts=3))
     assert len(service.seen) == 3
 
 
-def test_a_service_that_stays_busy_is_told_as_such(through: Callable[..., Any], waits: list[float]) -> None:
-    service = Flaky(*[refusal(429, "20 requests a second")] * 9)
+def test_a_service_that_stays_busy_raises_too_many_requests(
+    call_client: Callable[..., Any], waits: list[float]
+) -> None:
+    service = Flaky(*[error_response(429, "20 requests a second")] * 9)
     with pytest.raises(TooManyRequests, match="20 requests a second"):
-        through(service, create, retries=RetryOptions(attempts=2))
+        call_client(service, create, retries=RetryOptions(attempts=2))
     assert len(service.seen) == 2
 
 
-def test_a_creation_that_is_under_way_is_waited_for(through: Callable[..., Any], waits: list[float]) -> None:
-    service = Flaky(refusal(409, "still being served", **{"Retry-After": "1"}))
-    assert through(service, create).id == "prob_1"
+def test_a_creation_in_progress_is_retried(call_client: Callable[..., Any], waits: list[float]) -> None:
+    service = Flaky(error_response(409, "still being served", **{"Retry-After": "1"}))
+    assert call_client(service, create).id == "prob_1"
     with pytest.raises(Conflict, match="another body"):
-        through(Flaky(refusal(409, "this key was used with another body")), create)
+        call_client(Flaky(error_response(409, "this key was used with another body")), create)
 
 
-def test_mistakes_are_not_sent_again_and_are_told_in_the_services_words(
-    through: Callable[..., Any], waits: list[float]
+def test_validation_errors_are_not_retried_and_keep_the_services_message(
+    call_client: Callable[..., Any], waits: list[float]
 ) -> None:
     mistakes = [{"pointer": "#/spec/items/0/overage_cost", "detail": "must be positive"}]
     mistakes.append({"pointer": "#/name", "detail": "too long"})
     body = {"type": "urn:bco:error:invalid-input", "title": "t", "status": 422, "detail": "two", "errors": mistakes}
     service = Flaky(httpx.Response(422, json=body))
     with pytest.raises(UnprocessableRequest) as caught:
-        through(service, create)
+        call_client(service, create)
     assert len(service.seen) == 1
     error = caught.value
     assert (error.status, error.type, error.detail) == (422, "urn:bco:error:invalid-input", "two")
@@ -192,49 +196,55 @@ def test_mistakes_are_not_sent_again_and_are_told_in_the_services_words(
     assert str(error) == "two\n#/spec/items/0/overage_cost: must be positive\n#/name: too long"
 
 
-def test_a_fault_of_the_service_is_not_tried_again(through: Callable[..., Any], waits: list[float]) -> None:
-    service = Flaky(refusal(500, "went wrong"))
+def test_a_server_error_is_not_retried(call_client: Callable[..., Any], waits: list[float]) -> None:
+    service = Flaky(error_response(500, "went wrong"))
     with pytest.raises(ServerError, match="went wrong"):
-        through(service, create)
+        call_client(service, create)
     assert len(service.seen) == 1
 
 
-def test_a_proxy_without_words_is_still_a_sentence(through: Callable[..., Any], waits: list[float]) -> None:
+def test_a_proxy_error_without_details_has_a_readable_message(
+    call_client: Callable[..., Any], waits: list[float]
+) -> None:
     with pytest.raises(ServerError, match="the service answered 502 Bad Gateway and did not say why"):
-        through(Flaky(httpx.Response(502, text="<html>")), create, retries=RetryOptions(attempts=1))
+        call_client(Flaky(httpx.Response(502, text="<html>")), create, retries=RetryOptions(attempts=1))
 
 
-def test_an_address_that_is_no_service_is_told(through: Callable[..., Any], waits: list[float]) -> None:
+def test_answers_that_are_not_from_the_service_raise_unexpected_answer(
+    call_client: Callable[..., Any], waits: list[float]
+) -> None:
     with pytest.raises(UnexpectedAnswer, match="did not answer with JSON"):
-        through(Flaky(httpx.Response(200, text="<html>hello</html>")), create)
+        call_client(Flaky(httpx.Response(200, text="<html>hello</html>")), create)
     with pytest.raises(UnexpectedAnswer, match="lacks fields of ProblemRecord, among id, name"):
-        through(Flaky(httpx.Response(200, json={"hello": 1})), create)
+        call_client(Flaky(httpx.Response(200, json={"hello": 1})), create)
 
 
-def test_a_deletion_whose_answer_was_lost_has_been_done(through: Callable[..., Any], waits: list[float]) -> None:
-    service = Flaky(httpx.ReadError("cut"), refusal(404, "no such problem"))
-    assert through(service, lambda client: client.problems.delete("prob_1")) is None
+def test_a_retried_deletion_accepts_404(call_client: Callable[..., Any], waits: list[float]) -> None:
+    service = Flaky(httpx.ReadError("cut"), error_response(404, "no such problem"))
+    assert call_client(service, lambda client: client.problems.delete("prob_1")) is None
     with pytest.raises(Exception, match="no such problem"):
-        through(Flaky(refusal(404, "no such problem")), lambda client: client.problems.delete("prob_1"))
+        call_client(Flaky(error_response(404, "no such problem")), lambda client: client.problems.delete("prob_1"))
 
 
-def test_an_id_cannot_lead_to_another_address(through: Callable[..., Any], waits: list[float]) -> None:
+def test_ids_are_quoted_in_paths(call_client: Callable[..., Any], waits: list[float]) -> None:
     service = Flaky(httpx.Response(200, json=MADE))
-    through(service, lambda client: client.problems.get("../jobs?x=1"))
+    call_client(service, lambda client: client.problems.get("../jobs?x=1"))
     assert service.seen[0].url.raw_path == b"/v1/problems/..%2Fjobs%3Fx%3D1"
 
 
-def test_fields_of_a_newer_service_are_kept(through: Callable[..., Any], waits: list[float]) -> None:
-    found = through(Flaky(httpx.Response(201, json=MADE | {"brand_new": 3})), create)
+def test_unknown_fields_of_a_newer_service_are_kept(call_client: Callable[..., Any], waits: list[float]) -> None:
+    found = call_client(Flaky(httpx.Response(201, json=MADE | {"brand_new": 3})), create)
     assert found.raw["brand_new"] == 3
     assert found.created_at == datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_the_key_is_sent_and_never_shown(through: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_key_is_sent_but_not_shown_in_repr(
+    call_client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BCO_API_KEY", "from the environment")
     service = Flaky()
-    through(service, create)
-    through(service, create, api_key="secret")
-    said = [request.headers["Authorization"] for request in service.seen]
-    assert said == ["Bearer from the environment", "Bearer secret"]
+    call_client(service, create)
+    call_client(service, create, api_key="secret")
+    authorizations = [request.headers["Authorization"] for request in service.seen]
+    assert authorizations == ["Bearer from the environment", "Bearer secret"]
     assert "secret" not in repr(Client("http://service", api_key="secret"))

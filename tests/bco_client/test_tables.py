@@ -1,4 +1,4 @@
-"""Tables of any kind reach the service with their types, and answers come back as the kind that was given."""
+"""Tables of any kind: they keep their types when sent, and answers have the same kind."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def table(request: pytest.FixtureRequest) -> Any:
     return KINDS[request.param](ROWS)
 
 
-def test_the_kind_is_told(table: Any) -> None:
+def test_kind_of_recognises_every_table(table: Any) -> None:
     made = {"rows": list, "pandas": pd.DataFrame, "polars": pl.DataFrame, "arrow": pa.Table}
     assert isinstance(table, made[tables.kind_of(table)])
     assert tables.row_count(table) == 2
     assert tables.column_names(table) == ["day", "shop", "open", "sold"]
 
 
-def test_a_file_of_it_keeps_types_and_digits(table: Any) -> None:
+def test_as_file_keeps_types_and_digits(table: Any) -> None:
     name, content = tables.as_file(table)
     assert name == "table.parquet"
     found = pq.read_table(io.BytesIO(content))
@@ -53,14 +53,16 @@ def test_a_file_of_it_keeps_types_and_digits(table: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "pandas"])
-def test_without_pyarrow_it_is_a_csv_with_booleans_as_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_as_file_writes_csv_with_booleans_as_numbers(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "has_pyarrow", lambda: False)
     name, content = tables.as_file(KINDS[kind](ROWS))
     assert name == "table.csv"
     assert content.decode() == 'day,shop,open,sold\n2024-01-01,north,1,3.5\n2024-01-02,"süd, ""west""",0,\n'
 
 
-def test_rows_of_it_are_json(table: Any) -> None:
+def test_as_rows_gives_json_values(table: Any) -> None:
     rows = tables.as_rows(table, ["day", "open", "sold", "nothing"])
     assert [row["open"] for row in rows] == [True, False]
     assert [row["sold"] for row in rows] == [3.5, None]
@@ -70,7 +72,7 @@ def test_rows_of_it_are_json(table: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_come_back_as_the_kind_that_was_given(kind: str) -> None:
+def test_answers_have_the_kind_of_the_given_table(kind: str) -> None:
     given = KINDS[kind](ROWS)
     back = tables.as_given([{"a": 1.0, "b": "x"}, {"a": None, "b": "y"}], given)
     assert type(back) is type(given)
@@ -83,13 +85,13 @@ def test_a_pandas_frame_keeps_its_index() -> None:
     assert list(back.index) == ["first", "second"]
 
 
-def test_levels_of_an_index_that_are_wanted_become_columns() -> None:
+def test_requested_index_levels_become_columns() -> None:
     given = pd.DataFrame(ROWS).set_index(["day", "shop"])
     assert list(tables.with_index(given, ["day"]).columns) == ["day", "open", "sold"]
     assert list(tables.with_index(given, ["other"]).columns) == ["open", "sold"]
 
 
-def test_columns_that_a_batch_added_are_told_from_those_that_were_sent() -> None:
+def test_columns_added_by_a_batch_are_separated_from_sent_ones() -> None:
     result = pd.DataFrame({"x": [1, 2], "context.status": ["a", "b"], "status": ["optimal"] * 2, "gap": [0.0, 0.0]})
     given = pd.DataFrame({"x": [1, 2], "status": ["a", "b"]}, index=[5, 6])
     back = tables.answers_beside(result, ["x", "status"], given)
@@ -99,19 +101,19 @@ def test_columns_that_a_batch_added_are_told_from_those_that_were_sent() -> None
         tables.answers_beside(result.head(1), ["x", "status"], given)
 
 
-def test_a_mixed_column_goes_as_csv_so_that_the_service_can_say_where() -> None:
+def test_a_mixed_column_is_sent_as_csv_so_that_the_service_finds_the_row() -> None:
     mixed = [{"x": 1.5}, {"x": "many"}]
     assert tables.as_file(mixed) == ("table.csv", b"x\n1.5\nmany\n")
     assert tables.as_file(pd.DataFrame(mixed)) == ("table.csv", b"x\n1.5\nmany\n")
 
 
 @pytest.mark.parametrize("wrong", ["text", 3, {"x": 1}, [1, 2], None, object()])
-def test_what_is_no_table_is_told(wrong: Any) -> None:
+def test_objects_that_are_not_tables_are_rejected(wrong: Any) -> None:
     with pytest.raises(TypeError, match="a table is a pandas or polars DataFrame"):
         tables.kind_of(wrong)
 
 
-def test_a_lazy_frame_is_asked_to_be_collected() -> None:
+def test_a_lazy_frame_must_be_collected_first() -> None:
     with pytest.raises(TypeError, match=r"call collect\(\) on the LazyFrame first"):
         tables.kind_of(pl.DataFrame(ROWS).lazy())
 
@@ -144,24 +146,24 @@ def test_files_of_the_service_are_read_as_any_kind(kind: Any, format: Any) -> No
         ((1, {"a": np.float64("nan")}), [1, {"a": None}]),
     ],
 )
-def test_values_of_any_library_are_plain(value: Any, expected: Any) -> None:
+def test_values_of_any_library_become_plain_python(value: Any, expected: Any) -> None:
     found = plain(value)
     assert found == expected
     assert type(found) is type(expected)
 
 
 @pytest.mark.parametrize("value", [float("inf"), np.float64("-inf"), [1, float("inf")]])
-def test_infinite_numbers_are_refused_in_words(value: Any) -> None:
+def test_infinite_numbers_are_rejected(value: Any) -> None:
     with pytest.raises(ValueError, match="an infinite number cannot be sent"):
         plain(value)
 
 
-def test_other_objects_are_refused_in_words() -> None:
+def test_other_objects_are_rejected() -> None:
     with pytest.raises(TypeError, match="a value of the type object cannot be sent"):
         plain(object())
 
 
-def test_options_as_the_fields_of_a_form() -> None:
+def test_options_become_form_fields() -> None:
     given = {"policy": "bcp", "scenarios": 100, "risk": {"cvar_level": 0.9}, "include": ["outcomes", "recourse"]}
     assert tables.as_form(given) == {
         "policy": "bcp",

@@ -1,7 +1,7 @@
-"""A real browser, and a service of its own to look at.
+"""A real browser and a running service.
 
-Every page that a test opens is watched: messages of errors in the console, scripts that fail, breaches of the content
-policy and requests to any other host fail the test that caused them.
+Every page is watched: console errors, failing scripts, content policy violations and requests to other hosts fail the
+test that caused them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ with warnings.catch_warnings():
     from tests.support.processes import Part, is_ready
 
 from app.commands.serve import free_port
-from tests.browser.screens import DESK, Service, Watch
+from tests.browser.screens import DESKTOP, Service, Watch
 from tests.support.polling import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# Nothing of the browser's own leaves this machine either.
+# The browser itself must not call other hosts either.
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -54,7 +54,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Service]]:
-    """Starts services; all of them end with the run."""
+    """Start services; stop all of them at the end of the run."""
     running: list[tuple[Part, httpx.Client]] = []
 
     def start() -> Service:
@@ -74,8 +74,16 @@ def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 @pytest.fixture(scope="session")
 def service(start_service: Callable[[], Service]) -> Service:
-    """A service without keys that all tests of a run share: each makes what it needs under names of its own."""
+    """A service without keys, shared by all tests; each test creates its objects under names of its own."""
     return start_service()
+
+
+@pytest.fixture(scope="module")
+def service_with_keys(start_service: Callable[[], Service]) -> Service:
+    """A service that requires keys, shared by the tests of a module."""
+    service = start_service()
+    service.key("read", "train", "admin")
+    return service
 
 
 @pytest.fixture
@@ -87,13 +95,13 @@ def watch(service: Service) -> Iterator[Watch]:
 
 @pytest.fixture
 def new_context(browser: Browser, watch: Watch) -> Iterator[Callable[..., BrowserContext]]:
-    """Makes a fresh browser profile, as another person would have."""
+    """Create a fresh browser profile, like that of another person."""
     contexts: list[BrowserContext] = []
 
     def make(**options: Any) -> BrowserContext:
-        context = browser.new_context(**{"viewport": DESK, "reduced_motion": "reduce"} | options)
-        context.on("page", watch.over)
-        # Slow machines are no failures.
+        context = browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce"} | options)
+        context.on("page", watch.observe)
+        # A slow machine is not a failure.
         context.set_default_timeout(60_000)
         contexts.append(context)
         return context
@@ -105,5 +113,5 @@ def new_context(browser: Browser, watch: Watch) -> Iterator[Callable[..., Browse
 
 @pytest.fixture
 def page(new_context: Callable[..., BrowserContext], service: Service) -> Page:
-    """A page on a desk's screen; addresses may be written from ``/`` on."""
+    """Open a page of desktop size; addresses may be relative."""
     return new_context(base_url=service.url).new_page()

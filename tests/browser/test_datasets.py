@@ -1,4 +1,4 @@
-"""Data in a browser: a file is dropped, looked at, corrected and kept; a data set shows what it holds."""
+"""Data sets in a browser: dropping a file, correcting its roles, saving it, and reading the data set."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
+from tests.browser.screens import PHONE, TABLET, Service, Watch, check_accessibility, check_width, take_screenshots
 
 
 def shops(days: int = 120, first: date = date(2024, 1, 1)) -> str:
-    """Two shops that sell more from April on, with a week of nothing."""
+    """Return the sales of two shops that rise from April on, with a week missing."""
     lines = ["day;shop;promotion;sold;stocked"]
     for number in range(days):
         day = first + timedelta(number)
@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def keep(page: Page, file: Path, name: str) -> None:
+def upload(page: Page, file: Path, name: str) -> None:
     page.goto("/datasets/new")
     page.get_by_label("Drop a file here").set_input_files(file)
     page.get_by_label("Name", exact=True).fill(name)
@@ -50,21 +50,21 @@ DROP = """([text, name]) => {
 
 
 @pytest.mark.slow
-def test_a_file_is_dropped_corrected_and_kept(page: Page, watch: Watch) -> None:
+def test_a_file_is_dropped_corrected_and_saved(page: Page, watch: Watch) -> None:
     watch.expected.append("422")
     page.goto("/datasets")
     page.get_by_role("link", name="Upload a file").first.click()
-    axe(page)
+    check_accessibility(page)
     page.evaluate(DROP, [base64.b64encode(shops().encode()).decode(), "my shops.csv"])
     expect(page.get_by_role("heading", name="my shops.csv")).to_be_visible()
     assert page.get_by_label("Use of day").input_value() == "time"
     assert page.get_by_label("Use of shop").input_value() == "series"
     assert page.get_by_label("Use of sold").input_value() == "outcome"
     assert page.get_by_label("Use of stocked").input_value() == "decision"
-    axe(page)
-    fits(page)
-    shoot(page, "dataset-preview")
-    # A mistake leaves everything as it was chosen.
+    check_accessibility(page)
+    check_width(page)
+    take_screenshots(page, "dataset-preview")
+    # A mistake keeps all choices.
     page.get_by_label("Use of sold").select_option("context")
     page.get_by_label("Periods ahead").fill("2")
     page.get_by_role("button", name="Save this data set").click()
@@ -76,7 +76,7 @@ def test_a_file_is_dropped_corrected_and_kept(page: Page, watch: Watch) -> None:
     page.get_by_role("button", name="Save this data set").click()
     expect(page.locator("#wrong-lead")).to_contain_text("greater than or equal to 1")
     expect(page.get_by_label("Periods ahead")).to_have_attribute("aria-invalid", "true")
-    axe(page)
+    check_accessibility(page)
     page.get_by_label("Periods ahead").fill("2")
     page.get_by_label("Periods ahead").blur()
     page.get_by_text("Do this with curl or Python").last.click()
@@ -88,8 +88,8 @@ def test_a_file_is_dropped_corrected_and_kept(page: Page, watch: Watch) -> None:
 
 
 @pytest.mark.slow
-def test_a_data_set_shows_what_it_holds(page: Page, file: Path) -> None:
-    keep(page, file, "shops to look at")
+def test_a_data_set_shows_its_charts_gaps_and_series(page: Page, file: Path) -> None:
+    upload(page, file, "shops to look at")
     expect(page.locator(".u-over")).to_have_count(1)
     expect(page.get_by_text("No rows of 2 series between 2024-02-19 and 2024-02-27: 7 days.")).to_be_visible()
     expect(page.get_by_text("% higher:").first).to_be_visible()
@@ -100,20 +100,20 @@ def test_a_data_set_shows_what_it_holds(page: Page, file: Path) -> None:
     expect(page.locator(".u-over")).to_have_count(1)
     assert page.url.endswith("?series=north")
     assert page.locator(".histogram").count() == 5
-    axe(page)
-    shoot(page, "dataset")
+    check_accessibility(page)
+    take_screenshots(page, "dataset")
     for size in (TABLET, PHONE):
         page.set_viewport_size(size)
         page.wait_for_timeout(300)
-        fits(page)
+        check_width(page)
     page.emulate_media(color_scheme="dark")
-    axe(page)
+    check_accessibility(page)
 
 
 @pytest.mark.slow
 def test_rows_are_appended_and_the_data_set_is_deleted(page: Page, file: Path, watch: Watch, tmp_path: Path) -> None:
     watch.expected.append("422")
-    keep(page, file, "shops that grow")
+    upload(page, file, "shops that grow")
     more = tmp_path / "more.csv"
     more.write_text(shops(3, date(2024, 5, 1)))
     page.get_by_label("File of rows").set_input_files(more)
@@ -129,7 +129,7 @@ def test_rows_are_appended_and_the_data_set_is_deleted(page: Page, file: Path, w
 
 
 @pytest.mark.slow
-def test_what_is_no_table_and_what_is_too_large_is_said_beside_the_file(
+def test_invalid_and_oversized_files_are_reported_at_the_file_field(
     page: Page, watch: Watch, tmp_path: Path, service: Service
 ) -> None:
     watch.expected.append("422")
@@ -138,7 +138,7 @@ def test_what_is_no_table_and_what_is_too_large_is_said_beside_the_file(
     junk.write_bytes(bytes(range(256)) * 50)
     page.get_by_label("Drop a file here").set_input_files(junk)
     expect(page.get_by_role("alert")).to_contain_text("neither Parquet nor an Excel workbook")
-    axe(page)
+    check_accessibility(page)
     large = tmp_path / "large.csv"
     with large.open("wb") as written:
         written.truncate(70_000_000)
@@ -147,24 +147,26 @@ def test_what_is_no_table_and_what_is_too_large_is_said_beside_the_file(
 
 
 @pytest.mark.slow
-def test_names_that_are_markup_are_only_shown(page: Page, tmp_path: Path) -> None:
+def test_markup_in_names_is_escaped(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "<img src=x onerror=alert(1)>.csv"
     rows = "\n".join(f"<b>{n % 3}</b>,{n % 7},{n * 7 % 31}" for n in range(60))
     path.write_text(f"<script>alert(1)</script>,x,sold\n{rows}")
     page.on("dialog", lambda dialog: pytest.fail(f"a script of the file ran: {dialog.message}"))
-    keep(page, path, "<script>alert(2)</script>")
+    upload(page, path, "<script>alert(2)</script>")
     expect(page.get_by_role("heading", name="<script>alert(1)</script>")).to_be_visible()
     page.goto("/datasets")
     expect(page.get_by_role("link", name="<script>alert(2)</script>", exact=True)).to_be_visible()
-    axe(page)
-    fits(page)
+    check_accessibility(page)
+    check_width(page)
 
 
 @pytest.mark.slow
-def test_on_a_phone(new_context: Callable[..., BrowserContext], service: Service, file: Path) -> None:
+def test_a_file_can_be_uploaded_on_a_phone(
+    new_context: Callable[..., BrowserContext], service: Service, file: Path
+) -> None:
     page = new_context(base_url=service.url, viewport=PHONE).new_page()
     page.goto("/datasets/new")
     page.get_by_label("Drop a file here").set_input_files(file)
     expect(page.get_by_role("button", name="Save this data set")).to_be_visible()
-    fits(page)
-    axe(page)
+    check_width(page)
+    check_accessibility(page)

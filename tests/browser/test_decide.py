@@ -1,4 +1,4 @@
-"""Deciding by hand in a browser: a decision is tried, dragged, shared, kept and asked for its reasons."""
+"""The decide page in a browser: dragging, sharing and logging a decision, whole tables, explanations."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ import re
 from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
-import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from app.demo import bakery_rows, example_problem
-from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
+from tests.browser.screens import (
+    PHONE,
+    TABLET,
+    Service,
+    Watch,
+    check_accessibility,
+    check_width,
+    create,
+    take_screenshots,
+)
 from tests.support.polling import wait_until
 
 QUICK = {"predictor": {"kind": "linear"}, "inference": {"method": "vi", "epochs": 5}}
 SATURDAY = {"weekday": "SAT", "temperature": "21.5", "rain": "0", "promotion": "1", "holiday": "0"}
 
 
-def made(http: httpx.Client, path: str, body: dict[str, object]) -> str:
-    answer = http.post(path, json=body)
-    assert answer.is_success, answer.text
-    return str(answer.json()["id"])
-
-
 @pytest.fixture(scope="module")
 def posterior(service: Service) -> str:
-    """What was learned from some weeks of a bakery."""
+    """Learn a posterior from some weeks of a bakery."""
     http = service.http
-    problem = made(http, "/v1/problems", example_problem() | {"name": "to decide"})
+    problem = create(http, "/v1/problems", example_problem() | {"name": "to decide"})
     rows = bakery_rows(150)
-    dataset = made(http, "/v1/datasets", {"name": "to decide", "outcomes": ["croissants", "loaves"], "rows": rows})
-    job = made(http, "/v1/jobs", {"name": "to decide", "problem_id": problem, "dataset_id": dataset} | QUICK)
+    dataset = create(http, "/v1/datasets", {"name": "to decide", "outcomes": ["croissants", "loaves"], "rows": rows})
+    job = create(http, "/v1/jobs", {"name": "to decide", "problem_id": problem, "dataset_id": dataset} | QUICK)
     wait_until("the posterior is learned", lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "succeeded")
     return str(http.get(f"/v1/jobs/{job}").json()["posterior_id"])
 
@@ -43,8 +45,8 @@ def address(posterior: str, **more: str) -> str:
     return f"/posteriors/{posterior}/decide?{query}"
 
 
-def ready(page: Page) -> None:
-    """All parts have come that come a moment later."""
+def wait_for_parts(page: Page) -> None:
+    """Wait for the lazily loaded parts."""
     expect(page.locator("#cost-curve .handle")).to_be_attached()
     expect(page.get_by_role("heading", name="Drivers of the prediction")).to_be_visible()
     expect(page.locator("tr[data-policy=map]")).to_be_visible()
@@ -54,12 +56,12 @@ def expected_cost(page: Page) -> str:
     return page.locator("[data-figure=expected]").inner_text()
 
 
-def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) -> None:
+def test_dragging_a_decision_updates_its_cost(page: Page, posterior: str) -> None:
     page.goto(address(posterior))
-    ready(page)
+    wait_for_parts(page)
     mine = page.get_by_role("textbox", name="croissants")
     ours, cost = mine.input_value(), page.locator("[data-cost]")
-    # By the handle, with keys.
+    # With the slider, by keyboard.
     handle = page.get_by_role("slider", name="croissants slider")
     handle.focus()
     for _ in range(20):
@@ -67,7 +69,7 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
     expect(page.locator("[data-verdict]")).to_contain_text("than the recommended decision")
     expect(mine).not_to_have_value(ours)
     by_handle = cost.inner_text()
-    # By the line in the chart, with the mouse.
+    # With the line in the chart, by mouse.
     over = page.locator("#cost-curve .u-over")
     over.scroll_into_view_if_needed()
     box = over.bounding_box()
@@ -81,7 +83,7 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
     expect(cost).not_to_have_text(by_handle)
     assert float(mine.input_value()) < float(ours)
     assert float(handle.input_value()) == pytest.approx(float(mine.input_value()), abs=1)
-    # By its number, beyond what the problem allows.
+    # By typing a number that violates a constraint.
     loaves = page.get_by_role("textbox", name="loaves")
     loaves.fill("200")
     expect(page.locator("#judged")).to_contain_text("violates constraints")
@@ -95,16 +97,16 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
 
 
 @pytest.fixture(autouse=True)
-def _refusals_are_expected(watch: Watch) -> None:
+def _expect_422(watch: Watch) -> None:
     watch.expected.append("422")
 
 
 @pytest.mark.slow
-def test_risk_aversion_decides_anew_and_a_link_shares_it(
+def test_risk_aversion_updates_the_decision_and_a_link_shares_it(
     page: Page, posterior: str, new_context: Callable[..., BrowserContext], service: Service
 ) -> None:
     page.goto(address(posterior))
-    ready(page)
+    wait_for_parts(page)
     before = expected_cost(page)
     page.get_by_role("slider", name="Risk aversion").focus()
     for _ in range(16):
@@ -122,9 +124,9 @@ def test_risk_aversion_decides_anew_and_a_link_shares_it(
     expect(other.get_by_role("slider", name="Risk aversion")).to_have_value("0.8")
 
 
-def test_a_changed_context_changes_the_answer_alone_and_a_wrong_one_says_so(page: Page, posterior: str) -> None:
+def test_changing_the_context_updates_only_the_answer_or_shows_an_error(page: Page, posterior: str) -> None:
     page.goto(address(posterior))
-    ready(page)
+    wait_for_parts(page)
     before = expected_cost(page)
     page.evaluate("window.same = true")
     page.get_by_label("weekday").select_option("MON")
@@ -137,7 +139,7 @@ def test_a_changed_context_changes_the_answer_alone_and_a_wrong_one_says_so(page
     expect(page.locator("#field1-wrong")).to_have_text("'temperature' is not a number; it must be a number")
     expect(warm).to_have_value("warm")
     expect(warm).to_have_attribute("aria-invalid", "true")
-    axe(page)
+    check_accessibility(page)
     warm.fill("12,5")
     warm.blur()
     expect(page.locator("[data-figure=expected]")).to_be_visible()
@@ -145,19 +147,19 @@ def test_a_changed_context_changes_the_answer_alone_and_a_wrong_one_says_so(page
     expect(warm).not_to_have_attribute("aria-invalid", "true")
 
 
-def test_pressing_the_button_keeps_the_decision(page: Page, posterior: str, service: Service) -> None:
+def test_the_decide_button_logs_the_decision(page: Page, posterior: str, service: Service) -> None:
     page.goto(address(posterior))
-    ready(page)
+    wait_for_parts(page)
     expect(page.locator(".kept")).to_have_text("Not logged yet.")
-    # Leaving the field and pressing are one act.
+    # One click leaves the field and presses the button.
     page.get_by_label("temperature").fill("18")
     page.get_by_role("button", name="Decide", exact=True).click()
     link = page.get_by_role("link", name="see the entry")
     expect(link).to_be_visible()
     page.wait_for_timeout(400)
     expect(link).to_be_visible()
-    kept = (link.get_attribute("href") or "").rpartition("/")[2]
-    found = f"/v1/prescriptions/{kept}"
+    entry_id = (link.get_attribute("href") or "").rpartition("/")[2]
+    found = f"/v1/prescriptions/{entry_id}"
     wait_until("it is in the log", lambda: service.http.get(found).status_code == 200)
     context = service.http.get(found).json()["request"]["contexts"][0]
     assert context == {"weekday": "SAT", "temperature": 18, "rain": 0, "promotion": 1, "holiday": 0}
@@ -165,7 +167,7 @@ def test_pressing_the_button_keeps_the_decision(page: Page, posterior: str, serv
 
 
 @pytest.mark.slow
-def test_a_table_is_pasted_and_taken_away(page: Page, posterior: str) -> None:
+def test_a_table_is_pasted_and_downloaded(page: Page, posterior: str) -> None:
     page.goto(f"/posteriors/{posterior}/decide")
     page.get_by_role("link", name="Decide for a table").click()
     page.get_by_role("button", name="Decide for all rows").click()
@@ -175,39 +177,41 @@ def test_a_table_is_pasted_and_taken_away(page: Page, posterior: str) -> None:
     page.get_by_role("button", name="Decide for all rows").click()
     expect(page.get_by_role("heading", name="1 of 2 rows decided")).to_be_visible()
     expect(page.get_by_text("'weekday' was never seen in the history")).to_be_visible()
-    axe(page)
-    fits(page)
-    shoot(page, "decide-table")
+    check_accessibility(page)
+    check_width(page)
+    take_screenshots(page, "decide-table")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download as CSV").click()
     with open(download.value.path(), encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     assert [row["status"] for row in found] == ["optimal", "refused"]
     page.set_viewport_size(PHONE)
-    fits(page)
+    check_width(page)
 
 
 @pytest.mark.slow
-def test_everybody_can_read_it_on_every_screen(page: Page, posterior: str) -> None:
+def test_the_page_is_accessible_on_every_screen_size(page: Page, posterior: str) -> None:
     page.goto(address(posterior))
-    ready(page)
+    wait_for_parts(page)
     page.get_by_role("textbox", name="croissants").fill("100")
     expect(page.locator("[data-verdict]")).to_be_visible()
-    axe(page)
-    fits(page)
-    shoot(page, "decide")
+    check_accessibility(page)
+    check_width(page)
+    take_screenshots(page, "decide")
     page.emulate_media(color_scheme="dark")
-    axe(page)
+    check_accessibility(page)
     page.emulate_media(color_scheme="light")
     for size, name in ((TABLET, "tablet"), (PHONE, "phone")):
         page.set_viewport_size(size)
         page.wait_for_timeout(300)
-        fits(page)
-        shoot(page, f"decide-{name}")
-    axe(page)
+        check_width(page)
+        take_screenshots(page, f"decide-{name}")
+    check_accessibility(page)
 
 
-def test_it_works_without_scripts(posterior: str, new_context: Callable[..., BrowserContext], service: Service) -> None:
+def test_the_page_works_without_scripts(
+    posterior: str, new_context: Callable[..., BrowserContext], service: Service
+) -> None:
     page = new_context(base_url=service.url, java_script_enabled=False).new_page()
     page.goto(address(posterior))
     before = expected_cost(page)

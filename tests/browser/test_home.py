@@ -1,4 +1,4 @@
-"""From nothing to a first job by one click, and a home page that follows what runs."""
+"""The home page in a browser: loading the demo by one click and following running jobs."""
 
 from __future__ import annotations
 
@@ -8,33 +8,42 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.browser.screens import DESK, PHONE, TABLET, Service, Watch, axe, fits, shoot
+from tests.browser.screens import (
+    DESKTOP,
+    PHONE,
+    TABLET,
+    Service,
+    Watch,
+    check_accessibility,
+    check_width,
+    take_screenshots,
+)
 
 
 @pytest.fixture
-def empty(start_service: Callable[[], Service], watch: Watch) -> Service:
+def empty_service(start_service: Callable[[], Service], watch: Watch) -> Service:
     service = start_service()
     watch.hosts.add(urlsplit(service.url).netloc)
     return service
 
 
 @pytest.mark.slow
-def test_one_click_loads_the_demo_and_home_follows_it(
-    empty: Service, new_context: Callable[..., BrowserContext]
+def test_one_click_loads_the_demo_and_the_home_page_follows_it(
+    empty_service: Service, new_context: Callable[..., BrowserContext]
 ) -> None:
-    page = new_context(base_url=empty.url).new_page()
+    page = new_context(base_url=empty_service.url).new_page()
     page.goto("/")
     expect(page.get_by_role("heading", name="Four steps to a first decision")).to_be_visible()
-    axe(page)
-    shoot(page, "home-empty")
+    check_accessibility(page)
+    take_screenshots(page, "home-empty")
     for size in (TABLET, PHONE):
         page.set_viewport_size(size)
-        fits(page)
+        check_width(page)
     page.get_by_role("button", name="Load the demo").click()
     page.wait_for_url("**/jobs/job_*")
     job = urlsplit(page.url).path.rsplit("/")[-1]
-    # home leads to the same one
-    page.set_viewport_size(DESK)
+    # the home page links to the same job
+    page.set_viewport_size(DESKTOP)
     page.goto("/")
     page.get_by_role("link", name="Watch the demo train").click()
     page.wait_for_url(f"**/jobs/{job}")
@@ -42,25 +51,25 @@ def test_one_click_loads_the_demo_and_home_follows_it(
     running = page.locator("#running")
     expect(running).to_contain_text("bakery")
     expect(running.locator("progress")).to_be_visible()
-    axe(page)
-    shoot(page, "home-running")
+    check_accessibility(page)
+    take_screenshots(page, "home-running")
     with page.expect_response("**/home/running?*"):
         pass
-    empty.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
-    # told by the next look, without anybody's doing
+    empty_service.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
+    # the next poll updates the page
     expect(running).to_contain_text("No jobs are running")
-    fits(page)
+    check_width(page)
 
 
-def test_home_shows_what_is_here_on_any_screen(page: Page, service: Service) -> None:
+def test_the_home_page_lists_problems_and_fits_any_screen(page: Page, service: Service) -> None:
     problem = {"kind": "newsvendor", "items": [{"name": "rolls", "underage_cost": 2, "overage_cost": 1}]}
-    made = service.http.post("/v1/problems", json={"name": "home rolls", "spec": problem})
-    made.raise_for_status()
+    created = service.http.post("/v1/problems", json={"name": "home rolls", "spec": problem})
+    created.raise_for_status()
     page.goto("/")
     page.get_by_role("link", name="home rolls").click()
-    page.wait_for_url(f"**/problems/{made.json()['id']}")
+    page.wait_for_url(f"**/problems/{created.json()['id']}")
     for size in (PHONE, TABLET):
         page.set_viewport_size(size)
         page.goto("/")
-        fits(page)
-        axe(page)
+        check_width(page)
+        check_accessibility(page)

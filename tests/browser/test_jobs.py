@@ -1,4 +1,4 @@
-"""Problems and jobs in a real browser: a check while typing, a form that shows what it sends, a job that is watched."""
+"""Problems and jobs in a browser: validation while typing, a preview of the request, watching a job."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from playwright.sync_api import Page, expect
 
 from app.demo import bakery_rows, example_problem
 from app.pages.problems.catalogue import KINDS
-from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
+from tests.browser.screens import PHONE, TABLET, Service, Watch, check_accessibility, check_width, take_screenshots
 
 LONG = 240_000
-# Slow machines are no failures.
+# A slow machine is not a failure.
 expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")
 def bakery(service: Service) -> dict[str, str]:
-    """A problem and data that go together."""
+    """Create a problem and a matching data set."""
     body = {"name": "mornings", "outcomes": ["croissants", "loaves"], "rows": bakery_rows(300)}
     dataset = service.http.post("/v1/datasets", json=body).json()
     problem = service.http.post("/v1/problems", json=example_problem() | {"name": "morning orders"}).json()
     return {"dataset": dataset["id"], "problem": problem["id"]}
 
 
-def fits_soon(page: Page) -> None:
-    """Charts are drawn again a moment after a window has changed."""
+def check_width_after_redraw(page: Page) -> None:
+    """Check the width once the charts have been redrawn."""
     page.wait_for_timeout(600)
-    fits(page)
+    check_width(page)
 
 
 @pytest.mark.slow
-def test_a_table_of_items_is_checked_while_it_is_filled_in(page: Page) -> None:
+def test_the_item_table_is_validated_while_typing(page: Page) -> None:
     page.goto("/problems/new")
-    axe(page)
+    check_accessibility(page)
     page.get_by_role("link", name="Order before demand is known").click()
     check = page.locator("#check")
     expect(check).to_contain_text("Valid")
-    axe(page)
-    shoot(page, "problem-form")
+    check_accessibility(page)
+    take_screenshots(page, "problem-form")
     rows = page.locator("#items tr")
     cost = rows.first.locator("input[name=few]")
     cost.fill("-1")
@@ -61,15 +61,15 @@ def test_a_table_of_items_is_checked_while_it_is_filled_in(page: Page) -> None:
     expect(check).to_contain_text("in packs: croissants of 12")
     page.get_by_label("Name", exact=True).fill("by hand")
     page.set_viewport_size(PHONE)
-    fits(page)
+    check_width(page)
     page.get_by_role("button", name="Create problem").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("by hand")
-    fits(page)
-    axe(page)
+    check_width(page)
+    check_accessibility(page)
 
 
 @pytest.mark.slow
-def test_a_model_as_text_says_where_it_is_wrong(page: Page, watch: Watch) -> None:
+def test_a_model_as_text_shows_where_it_is_invalid(page: Page, watch: Watch) -> None:
     page.goto("/problems/new?kind=linear")
     check, text = page.locator("#check"), page.get_by_label("Specification")
     expect(check).to_contain_text("Valid")
@@ -89,14 +89,12 @@ def test_a_model_as_text_says_where_it_is_wrong(page: Page, watch: Watch) -> Non
     expect(check).to_contain_text("Valid")
     page.get_by_role("button", name="Create problem").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("harvest")
-    axe(page)
-    shoot(page, "problem-linear")
+    check_accessibility(page)
+    take_screenshots(page, "problem-linear")
 
 
 @pytest.mark.slow
-def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
-    page: Page, watch: Watch, bakery: dict[str, str]
-) -> None:
+def test_a_job_is_corrected_started_and_watched_to_its_end(page: Page, watch: Watch, bakery: dict[str, str]) -> None:
     page.goto(f"/problems/{bakery['problem']}")
     page.get_by_role("link", name="Train", exact=True).click()
     data = page.get_by_label("Data", exact=True)
@@ -110,7 +108,7 @@ def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
     options = page.get_by_label("Method options (JSON)")
     options.fill('{"chains": 8}')
     expect(page.locator("#sent")).to_contain_text('"inference": {"method": "vi", "chains": 8}')
-    axe(page)
+    check_accessibility(page)
     watch.expected.append("422")
     page.get_by_role("button", name="Start training").click()
     expect(page.locator("#options-wrong")).to_contain_text("method vi has no chains; it is an option of auto and mh")
@@ -118,17 +116,19 @@ def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
     page.get_by_label("Name", exact=True).fill("in a moment")
     page.get_by_role("button", name="Start training").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("in a moment")
-    # Nobody reloads the page.
+    # The page updates without a reload.
     expect(page.get_by_role("link", name="See the posterior")).to_be_visible(timeout=LONG)
     expect(page.locator("#log")).to_contain_text("Succeeded")
     expect(page.locator("#trace-cost canvas")).to_be_visible()
-    axe(page)
+    check_accessibility(page)
     page.set_viewport_size(TABLET)
-    fits_soon(page)
+    check_width_after_redraw(page)
 
 
 @pytest.mark.slow
-def test_a_job_shows_what_it_meets_and_can_be_cancelled(page: Page, service: Service, bakery: dict[str, str]) -> None:
+def test_a_running_job_shows_its_progress_and_can_be_cancelled(
+    page: Page, service: Service, bakery: dict[str, str]
+) -> None:
     body = {"problem_id": bakery["problem"], "dataset_id": bakery["dataset"], "name": "a long one"}
     chains = {"method": "mh", "chains": 2, "steps": 200_000, "burn_in": 5_000}
     slow = {"predictor": {"kind": "linear"}, "inference": chains | {"inverse_temperature": 100}}
@@ -141,14 +141,14 @@ def test_a_job_shows_what_it_meets_and_can_be_cancelled(page: Page, service: Ser
     lines = page.locator("#log li")
     before = lines.count()
     expect(lines.nth(before)).to_be_attached()
-    axe(page)
+    check_accessibility(page)
     page.set_viewport_size(PHONE)
-    fits_soon(page)
-    shoot(page, "job-running")
+    check_width_after_redraw(page)
+    take_screenshots(page, "job-running")
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("was cancelled")).to_be_visible()
     expect(page.get_by_role("button", name="Run again")).to_be_visible()
     page.goto("/jobs?state=cancelled")
     expect(page.get_by_role("link", name="a long one")).to_be_visible()
-    axe(page)
-    fits(page)
+    check_accessibility(page)
+    check_width(page)

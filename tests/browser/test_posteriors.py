@@ -1,4 +1,4 @@
-"""A posterior in a browser: read from top to bottom, pointed at, named, on a phone and in the dark."""
+"""The posterior page in a browser: verdict, charts, aliases, small screens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
+from tests.browser.screens import (
+    PHONE,
+    TABLET,
+    Service,
+    Watch,
+    check_accessibility,
+    check_width,
+    create,
+    take_screenshots,
+)
 from tests.support.polling import wait_until
 
 QUICK = {"predictor": {"kind": "linear"}, "inference": {"method": "vi", "members": 5, "epochs": 5}}
@@ -20,35 +28,29 @@ SHOP = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 3, "ov
 
 
 def days(numbers: range, level: float = 40.0) -> list[dict[str, Any]]:
-    drawn = random.Random(numbers.start)
+    rng = random.Random(numbers.start)
     return [
         {
             "day": str(date(2024, 1, 1) + timedelta(n)),
             "shop": shop,
             "promotion": n % 3 == 0,
-            "sold": level + 20 * (n % 7 > 4) + 5 * (shop == "south") + drawn.gauss(0, 4),
+            "sold": level + 20 * (n % 7 > 4) + 5 * (shop == "south") + rng.gauss(0, 4),
         }
         for n in numbers
         for shop in ("north", "south")
     ]
 
 
-def made(http: httpx.Client, path: str, body: dict[str, Any]) -> str:
-    answer = http.post(path, json=body)
-    assert answer.is_success, answer.text
-    return str(answer.json()["id"])
-
-
 @pytest.fixture(scope="module")
 def learned(service: Service) -> dict[str, str]:
-    """Posteriors of a problem: one judged forward in time, whose world has drifted since, and one of chains."""
+    """Learn two posteriors: one judged forward in time whose data has drifted since, and one from chains."""
     http = service.http
-    problem = made(http, "/v1/problems", {"name": "shops to read of", "spec": SHOP})
+    problem = create(http, "/v1/problems", {"name": "shops to read of", "spec": SHOP})
     roles = {"outcomes": ["sold"], "time": "day", "series": ["shop"]}
-    dataset = made(http, "/v1/datasets", {"name": "shops to read of", "rows": days(range(160)), **roles})
+    dataset = create(http, "/v1/datasets", {"name": "shops to read of", "rows": days(range(160)), **roles})
     found = {}
     for name, how in (("read of", QUICK), ("chains to read of", CHAINS)):
-        job = made(http, "/v1/jobs", {"name": name, "problem_id": problem, "dataset_id": dataset} | how)
+        job = create(http, "/v1/jobs", {"name": name, "problem_id": problem, "dataset_id": dataset} | how)
         wait_until(f"{name} is learned", lambda job=job: http.get(f"/v1/jobs/{job}").json()["state"] == "succeeded")
         found[name] = str(http.get(f"/v1/jobs/{job}").json()["posterior_id"])
     answer = http.post(f"/v1/datasets/{dataset}/rows", json={"rows": days(range(160, 200), 70.0)})
@@ -56,38 +58,36 @@ def learned(service: Service) -> dict[str, str]:
     return found
 
 
-def ready(page: Page) -> None:
-    """All parts have come that come a moment later, and all charts are drawn."""
+def wait_for_parts(page: Page) -> None:
+    """Wait for the lazily loaded parts and the charts."""
     expect(page.locator(".late")).to_have_count(0, timeout=60_000)
     plots = page.locator("[data-chart]")
     expect(page.locator("[data-chart] canvas")).to_have_count(plots.count(), timeout=60_000)
 
 
 @pytest.mark.slow
-def test_a_posterior_is_read_from_the_verdict_to_its_names(
-    page: Page, learned: dict[str, str], service: Service
-) -> None:
+def test_a_posterior_shows_its_verdict_drivers_and_drift(page: Page, learned: dict[str, str], service: Service) -> None:
     page.goto("/posteriors")
-    axe(page)
+    check_accessibility(page)
     page.get_by_role("link", name="read of", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("read of")
-    told = service.http.get(f"/v1/posteriors/{learned['read of']}/diagnostics").json()
+    diagnostics = service.http.get(f"/v1/posteriors/{learned['read of']}/diagnostics").json()
     verdict = page.locator(".verdicts")
-    expect(verdict).to_contain_text(f"on {told['held_out_rows']} later rows")
-    ready(page)
+    expect(verdict).to_contain_text(f"on {diagnostics['held_out_rows']} later rows")
+    wait_for_parts(page)
     expect(verdict).to_contain_text("Drift detected")
     expect(page.locator("#drivers")).to_contain_text("rows sampled from the latest 120")
     expect(page.locator("#drivers th[scope=row]")).to_have_count(3)
     expect(page.locator("#since")).to_contain_text("drifting")
-    axe(page)
-    fits(page)
-    shoot(page, "posterior")
+    check_accessibility(page)
+    check_width(page)
+    take_screenshots(page, "posterior")
 
 
 @pytest.mark.slow
-def test_a_chart_tells_its_values_to_who_points_at_it_or_opens_its_table(page: Page, learned: dict[str, str]) -> None:
+def test_a_chart_shows_values_on_hover_and_in_its_table(page: Page, learned: dict[str, str]) -> None:
     page.goto(f"/posteriors/{learned['read of']}")
-    ready(page)
+    wait_for_parts(page)
     figure = page.locator("figure", has=page.get_by_text("Expected and realised cost over time"))
     figure.scroll_into_view_if_needed()
     box = figure.locator(".u-over").bounding_box()
@@ -105,12 +105,14 @@ def test_a_chart_tells_its_values_to_who_points_at_it_or_opens_its_table(page: P
 
 
 @pytest.mark.slow
-def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: dict[str, str], service: Service) -> None:
+def test_chains_show_r_hat_and_an_alias_is_added_and_moved(
+    page: Page, learned: dict[str, str], service: Service
+) -> None:
     page.goto(f"/posteriors/{learned['chains to read of']}")
-    ready(page)
+    wait_for_parts(page)
     expect(page.locator("#learning")).to_contain_text("R-hat")
     expect(page.locator("#learning canvas")).to_have_count(1)
-    axe(page)
+    check_accessibility(page)
     field = page.get_by_label("New alias")
     field.fill("read.live")
     page.get_by_role("button", name="Add", exact=True).click()
@@ -122,11 +124,11 @@ def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: di
     page.get_by_text("History of read.live").click()
     expect(page.get_by_role("region", name="History of read.live").locator("tbody tr")).to_have_count(2)
     page.get_by_label("After training").select_option("read.live")
-    axe(page)
+    check_accessibility(page)
 
 
 @pytest.mark.slow
-def test_a_wrong_name_is_refused_beside_its_field(page: Page, learned: dict[str, str], watch: Watch) -> None:
+def test_an_invalid_alias_shows_an_error_at_its_field(page: Page, learned: dict[str, str], watch: Watch) -> None:
     watch.expected.append("422")
     page.goto(f"/posteriors/{learned['read of']}")
     page.get_by_label("New alias").fill("two words")
@@ -134,28 +136,28 @@ def test_a_wrong_name_is_refused_beside_its_field(page: Page, learned: dict[str,
     expect(page.get_by_label("New alias")).to_have_value("two words")
     expect(page.get_by_label("New alias")).to_be_focused()
     expect(page.locator("#alias-wrong")).to_contain_text("An alias is 1 to 64 letters")
-    axe(page)
+    check_accessibility(page)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [TABLET, PHONE], ids=["tablet", "phone"])
-def test_it_fits_smaller_screens(
+def test_the_pages_fit_small_screens(
     new_context: Callable[..., BrowserContext], service: Service, learned: dict[str, str], size: dict[str, int]
 ) -> None:
     page = new_context(base_url=service.url, viewport=size).new_page()
     page.goto("/posteriors")
-    fits(page)
-    axe(page)
+    check_width(page)
+    check_accessibility(page)
     for name, posterior in learned.items():
         page.goto(f"/posteriors/{posterior}")
-        ready(page)
-        fits(page)
-        axe(page)
-        shoot(page, f"posterior-{name.replace(' ', '-')}-{size['width']}")
+        wait_for_parts(page)
+        check_width(page)
+        check_accessibility(page)
+        take_screenshots(page, f"posterior-{name.replace(' ', '-')}-{size['width']}")
 
 
 @pytest.mark.slow
-def test_the_first_answer_is_quick_and_small(service: Service, learned: dict[str, str]) -> None:
+def test_the_first_response_is_small(service: Service, learned: dict[str, str]) -> None:
     for posterior in learned.values():
         answer = service.http.get(f"/posteriors/{posterior}", headers={"Accept": "text/html"})
         assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""Whether commands that a test cannot run exist: their program, sub-commands, options, files and addresses."""
+"""Check commands that a test cannot run: their program, sub-commands, options, files and addresses must exist."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from app.settings import Settings
 from tests.docs.pages import ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-# What the pages use of it, and whether names of services follow.
+# The sub-commands that the pages use, and whether service names follow.
 COMPOSE_COMMANDS = {"up": False, "exec": True, "stop": True, "start": True}
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Every simple command of a block, as a list of words; redirections and comments are left out."""
+    """Yield each simple command of a block as a list of words, without redirections and comments."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -40,7 +40,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def check(command: list[str]) -> None:
-    """Fail with a sentence if a command is not there or not as written."""
+    """Fail with a message if a command does not exist or does not take these arguments."""
     program, *words = command
     assert program in CHECKS, (
         f"no test knows the program {program}: mark the block 'run', or teach tests/docs/commands.py"
@@ -119,8 +119,8 @@ def _pip(words: list[str]) -> None:
         assert (ROOT / place / "pyproject.toml").exists(), place
 
 
-def _known(words: list[str]) -> None:
-    """Programs of others, whose words are theirs."""
+def _any_arguments(words: list[str]) -> None:
+    """Accept any arguments of a third-party program."""
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
@@ -133,5 +133,5 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     ".venv/bin/bco": _bco,
     ".venv/bin/python": _python,
     "pip": _pip,
-    "sqlite3": _known,
+    "sqlite3": _any_arguments,
 }

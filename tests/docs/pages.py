@@ -2,14 +2,14 @@
 
 The word after a block's language says how a test treats it; a block without a known word fails.
 
-    bash run       all such blocks of a page are run in order, in one shell, against a service of their own
+    bash run       all such blocks of a page are run in order, in one shell, against their own service
     bash refused   the same, and the service must refuse a request in it
-    bash check     its commands are not run, but must exist, with these options and files
+    bash check     its commands are not run but must exist, with these options and files
     json FILE      a part of the file that the page's commands wrote
-    json MODEL     a value that the request model of this name takes
+    json MODEL     a valid value of the request model of this name
     python         all such blocks of a page are executed in order
-    python run     the same, beside a service of their own and in a folder with bakery.csv
-    text           a picture; nothing to check
+    python run     the same, with their own service and in a folder with bakery.csv
+    text           a diagram; not checked
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def read(page: str) -> str:
 
 
 def prose(page: str) -> str:
-    """The page without its fenced blocks."""
+    """Return the page without its fenced blocks."""
     return _FENCE.sub("", read(page))
 
 
 def blocks(page: str, language: str = "", *marks: str) -> list[Block]:
-    """The page's blocks in order, or those of a language and with one of these marks."""
+    """Return the page's blocks in order, optionally only those of a language and with one of these marks."""
     text = read(page)
     found = []
     for match in _FENCE.finditer(text):

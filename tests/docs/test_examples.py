@@ -36,9 +36,9 @@ MODELS: dict[str, TypeAdapter[Any]] = {
     "PredictorSpec": TypeAdapter(PredictorSpec),
     "RiskMeasure": TypeAdapter(RiskMeasure),
 }
-# Only a run that hangs takes so long.
+# Only a hanging run takes this long.
 LONGEST_SECONDS = 1800
-# A request that the service refuses is written down, wherever in a pipe it is.
+# Record each request that the service refuses, wherever in a pipe it is.
 CURL = """
 curl() {
   local code=0
@@ -50,7 +50,7 @@ curl() {
 
 
 def readme_first(pages: list[str]) -> list[Any]:
-    """The README is in the first tier, other pages in the second."""
+    """Put the README in the first tier and other pages in the second."""
     return [pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow) for page in pages]
 
 
@@ -87,7 +87,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder that looks like a checkout to the commands of a page."""
+    """Create a folder that looks like a checkout to the commands of a page."""
     place = tmp_path / "checkout"
     programs = place / ".venv" / "bin"
     programs.mkdir(parents=True)
@@ -99,7 +99,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def script(page: str, port: int) -> str:
-    """The page's commands as one script; a request refused in the wrong place ends it with status 3."""
+    """Join the page's commands into one script, which exits with 3 if a request is refused in the wrong place."""
     parts = [CURL]
     for block in blocks(page, "bash", "run", "refused"):
         text = block.text.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
@@ -111,7 +111,9 @@ def script(page: str, port: int) -> str:
 
 
 @pytest.mark.parametrize("page", readme_first([name for name in NAMES if blocks(name, "bash", "run")]))
-def test_the_commands_of_a_page_run_and_answer_as_it_says(page: str, service: LocalService, checkout: Path) -> None:
+def test_the_commands_of_a_page_run_and_give_the_shown_answers(
+    page: str, service: LocalService, checkout: Path
+) -> None:
     refused = checkout.parent / "refused"
     paths = [str(checkout / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     ended = subprocess.run(
@@ -123,38 +125,38 @@ def test_the_commands_of_a_page_run_and_answer_as_it_says(page: str, service: Lo
         timeout=LONGEST_SECONDS,
         check=False,
     )
-    said = refused.read_text() if refused.exists() else ""
-    assert ended.returncode == 0, f"{said}\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"
+    refusals = refused.read_text() if refused.exists() else ""
+    assert ended.returncode == 0, f"{refusals}\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"
     for block in blocks(page, "json"):
         if block.mark.endswith(".json"):
             assert_shown(json.loads(block.text), json.loads((checkout / block.mark).read_text()), block.name)
 
 
-def assert_shown(shown: Any, answered: Any, where: str) -> None:
-    """What a page shows is a part of the answer: texts may be cut short with …, and other machines round otherwise.
+def assert_shown(shown: Any, answered: Any, path: str) -> None:
+    """Check that the shown value is a part of the answer; texts may be cut short with ….
 
-    A number is right within a tenth of the largest beside it.
+    A number may differ by a tenth of the largest number in its object, since machines round differently.
     """
     if isinstance(shown, dict):
         scale = max((abs(value) for value in shown.values() if isinstance(value, float)), default=0.0)
         for name, value in shown.items():
-            assert name in answered, f"{where}: no {name} in the answer"
+            assert name in answered, f"{path}: no {name} in the answer"
             if isinstance(value, float):
-                assert answered[name] == pytest.approx(value, abs=0.1 * scale), f"{where}/{name}"
+                assert answered[name] == pytest.approx(value, abs=0.1 * scale), f"{path}/{name}"
             else:
-                assert_shown(value, answered[name], f"{where}/{name}")
+                assert_shown(value, answered[name], f"{path}/{name}")
     elif isinstance(shown, list):
-        assert len(shown) == len(answered), where
+        assert len(shown) == len(answered), path
         for index, (one, other) in enumerate(zip(shown, answered, strict=True)):
-            assert_shown(one, other, f"{where}/{index}")
+            assert_shown(one, other, f"{path}/{index}")
     elif isinstance(shown, str) and shown.endswith("…"):
-        assert answered.startswith(shown[:-1]), where
+        assert answered.startswith(shown[:-1]), path
     else:
-        assert shown == answered, where
+        assert shown == answered, path
 
 
 @pytest.mark.parametrize("block", all_blocks("bash", "check"), ids=lambda block: block.name)
-def test_commands_that_are_not_run_are_there(block: Block) -> None:
+def test_commands_that_are_not_run_exist(block: Block) -> None:
     found = list(commands(block.text))
     assert found
     for command in found:
@@ -176,7 +178,7 @@ def test_commands_that_are_not_run_are_there(block: Block) -> None:
         "pip install ./dinner",
     ],
 )
-def test_commands_that_are_not_there_are_found_out(command: str) -> None:
+def test_unknown_commands_are_detected(command: str) -> None:
     with pytest.raises(AssertionError):
         check(shlex.split(command))
 
@@ -185,14 +187,14 @@ def test_commands_that_are_not_there_are_found_out(command: str) -> None:
 
 
 @pytest.mark.parametrize("block", all_blocks("json", *MODELS), ids=lambda block: block.name)
-def test_json_values_are_taken_by_their_models(block: Block) -> None:
+def test_json_values_are_valid_for_their_models(block: Block) -> None:
     MODELS[block.mark].validate_python(json.loads(block.text))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python", "")])
 def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
-    """In a process of their own, as a reader would run them."""
+    """Run them in their own process, as a reader would."""
     program = tmp_path / "program.py"
     program.write_text("\n".join(block.text for block in blocks(page, "python", "")))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -223,17 +225,17 @@ def test_the_programs_of_a_page_run_with_a_service(page: str, service: LocalServ
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 
-# words
+# text
 
 
-def test_the_settings_table_is_the_one_that_the_settings_make() -> None:
+def test_the_settings_table_is_up_to_date() -> None:
     renew = runpy.run_path(str(ROOT / "docs" / "settings.py"))["renew"]
     page = read("docs/operations.md")
     assert renew(page) == page, "run `make docs`: it writes the table of docs/operations.md anew"
 
 
 @pytest.mark.parametrize("page", NAMES)
-def test_links_lead_to_files_and_headings_that_are_there(page: str) -> None:
+def test_links_point_to_existing_files_and_headings(page: str) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
         if re.match(r"https?://", target):
             continue
@@ -247,6 +249,6 @@ def test_links_lead_to_files_and_headings_that_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", NAMES)
-def test_files_that_a_page_names_are_there(page: str) -> None:
+def test_files_named_on_a_page_exist(page: str) -> None:
     named = re.findall(r"`((?:app|bco_core|benchmarks|docs|migrations|tests)/[\w./\-]*)`", prose(page))
     assert [path for path in named if not (ROOT / path).exists()] == []

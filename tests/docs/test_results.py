@@ -1,4 +1,4 @@
-"""The tables and the figure of results in README and docs/experiments.md are those that the files of results make."""
+"""Results in README and docs/experiments.md: the tables and the figure match the result files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = "before\n" + "".join(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Results of every experiment in which ``auto`` wins some and loses some."""
+    """Write results of every experiment, in which ``auto`` wins some and loses some."""
     for place, cell in enumerate(CELLS[:3]):
         gaps = {"saa": 30.0, "ieo": 9.0, "regression": 4.0 + place, "bcp": 50.0, "auto": 5.0}
         for number in range(2):
@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", results.PAGES, ids=lambda path: path.name)
-def test_pages_have_the_tables_that_the_files_of_results_make(path: Path) -> None:
+def test_pages_show_the_tables_made_from_the_result_files(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     names = {match[1] for match in re.finditer(r"<!-- table of (\w+)", page)}
     assert names == ({"results"} if path.name == "README.md" else set(results.TABLES))
@@ -89,7 +89,7 @@ def test_the_figure_shows_the_differences_of_the_table() -> None:
         assert f": {summary.label(row)}" in figure, f"run `make docs`: {row.title}"
 
 
-def test_every_figure_comes_from_the_files(folder: Path) -> None:
+def test_every_number_comes_from_the_result_files(folder: Path) -> None:
     page = results.renew(PAGE, folder)
     for row in (
         " % above the oracle | 5.50 | 5.50 (regression) | +0.00 ± 0.00 | 6 | 1 | 1 | 1 |",
@@ -113,7 +113,7 @@ def test_every_figure_comes_from_the_files(folder: Path) -> None:
     assert "old" not in page
 
 
-def test_a_changed_figure_in_the_text_or_in_a_file_is_noticed(folder: Path) -> None:
+def test_a_changed_number_on_a_page_or_in_a_file_is_detected(folder: Path) -> None:
     page = results.renew(PAGE, folder)
     assert results.renew(page, folder) == page
     for figure in ("5.50", "1,050", "0.957", "0.840"):
@@ -138,5 +138,5 @@ def test_a_cell_is_tied_within_two_standard_errors_and_with_one_run() -> None:
     assert row.verdict == "tied"
 
 
-def test_without_results_nothing_is_claimed(tmp_path: Path) -> None:
+def test_without_results_every_table_says_so(tmp_path: Path) -> None:
     assert results.renew(PAGE, tmp_path).count(summary.NOT_YET) == len(results.TABLES)

@@ -1,4 +1,4 @@
-"""A PostgreSQL that can be killed, and the service's parts as processes that can be, too."""
+"""Fixtures of the fault tests: a PostgreSQL server and service processes that can be killed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ with warnings.catch_warnings():
 
 
 @pytest.fixture(scope="module")
-def mortal_postgres() -> Iterator[Postgres]:
-    """A PostgreSQL of one's own: whoever kills it disturbs no other module."""
+def killable_postgres() -> Iterator[Postgres]:
+    """Start a PostgreSQL server for one module, so that killing it disturbs no other tests."""
     with new_postgres() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def fleet_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Fleet]]:
-    """Starts an API and workers on a database; they are gone when the module is."""
+def start_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Fleet]]:
+    """Start an API and workers on a database; stop them after the module."""
     with new_fleets(tmp_path_factory) as start:
         yield start

@@ -1,4 +1,4 @@
-"""Whatever ill-meaning clients do, the process answers, others are served, and nothing is left behind."""
+"""Attacks by malicious clients: the API keeps answering, serves other tenants and leaks nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.support.polling import crowding
 
 
 @pytest.mark.torture
-def test_attacks_are_borne() -> None:
+def test_the_service_withstands_every_attack() -> None:
     figures = run(as_json=True)
     assert set(figures["attacks"]) == set(ATTACKS)
     assert all(sum(found["answers"].values()) for found in figures["attacks"].values())
-    # A machine that is busy with other things answers later; memory, places and processes know no such excuse.
+    # A busy machine may answer later, but may not use more memory, places or processes.
     assert figures["livez_worst_ms"] <= LIMITS["livez_worst_ms"] * crowding()
     for name in ("api_peak_mb", "places_leaked", "orphans"):
         assert figures[name] <= LIMITS[name], name

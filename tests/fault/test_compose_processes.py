@@ -1,6 +1,6 @@
-"""The compose file's own commands with its own environment, as processes on a real PostgreSQL, two workers among them.
+"""The compose file, and its commands run as processes on a real PostgreSQL with two workers.
 
-No container engine is needed: what a container would run is run here, and killed here.
+No container engine is needed: the tests run and kill the processes that containers would run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ DEFAULT: int = Settings.model_fields["database_connections"].default
 # the file
 
 
-def test_every_command_is_one_that_the_command_line_knows() -> None:
+def test_every_command_exists_in_the_cli() -> None:
     known = get_command(cli.app).commands  # type: ignore[attr-defined]
     for name in OURS:
         program, command = SERVICES[name]["command"]
@@ -69,7 +69,7 @@ def test_every_command_is_one_that_the_command_line_knows() -> None:
     assert [SERVICES[name]["command"][1] for name in OURS] == list(OURS)
 
 
-def test_every_variable_is_a_setting_and_has_a_value_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_variable_is_a_setting_with_a_valid_value(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OURS:
         environment = SERVICES[name]["environment"]
         assert environment["BCO_DATABASE_URL"].startswith("postgresql://bco:${POSTGRES_PASSWORD:?")
@@ -80,7 +80,7 @@ def test_every_variable_is_a_setting_and_has_a_value_that_it_takes(monkeypatch: 
         assert Settings().port == 8000
 
 
-def test_the_database_is_the_one_that_the_address_names() -> None:
+def test_the_database_matches_its_address() -> None:
     environment = SERVICES["postgres"]["environment"]
     assert (environment["POSTGRES_USER"], environment["POSTGRES_DB"]) == ("bco", "bco")
     assert environment["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")
@@ -90,14 +90,14 @@ def test_the_database_is_the_one_that_the_address_names() -> None:
     assert volume.partition(":")[0] in COMPOSE["volumes"]
 
 
-def test_nothing_is_published_but_the_api_and_only_on_this_machine() -> None:
+def test_only_the_api_is_published_and_only_locally() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert published == {"api": ["127.0.0.1:8000:8000"]}
     assert COMPOSE["networks"]["inside"] == {"internal": True}
     assert [name for name, service in SERVICES.items() if "outside" in service["networks"]] == ["api"]
 
 
-def test_every_container_runs_without_privileges_on_a_file_system_it_cannot_write() -> None:
+def test_containers_run_unprivileged_on_a_read_only_file_system() -> None:
     for name, service in SERVICES.items():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
@@ -113,8 +113,8 @@ def test_every_container_runs_without_privileges_on_a_file_system_it_cannot_writ
     assert lines.index("USER bco") > lines.index(stages[1])
 
 
-class Answering:
-    """A port that answers every GET with 200."""
+class OkServer:
+    """A local server that answers every GET with 200; entering it returns its port."""
 
     def __enter__(self) -> int:
         handler = type("Ok", (BaseHTTPRequestHandler,), {"do_GET": _ok, "log_message": lambda *_: None})
@@ -132,7 +132,7 @@ def _ok(handler: BaseHTTPRequestHandler) -> None:
     handler.end_headers()
 
 
-def test_every_container_has_its_share_of_the_machine_and_no_more() -> None:
+def test_every_container_has_resource_limits() -> None:
     for name, service in SERVICES.items():
         assert service["pids_limit"] == 512, name
         assert re.search(r"\d+g", service["mem_limit"]), name
@@ -153,7 +153,7 @@ def test_compiled_kernels_are_on_a_volume() -> None:
     assert f"--owner=bco --mode=0700 {folder}" in (ROOT / "Dockerfile").read_text()
 
 
-def test_what_the_image_installs_is_named_with_its_hash_and_its_pinned_version() -> None:
+def test_installed_packages_are_pinned_by_version_and_hash() -> None:
     pinned = {line.lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()}
     locked = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
     assert len(locked) > 40
@@ -168,29 +168,32 @@ def test_what_the_image_installs_is_named_with_its_hash_and_its_pinned_version()
 
 
 def test_the_api_and_four_workers_fit_postgresqls_default_connections() -> None:
-    """Each worker has, besides itself, a process that computes a job and one that computes a part; and two connections
-    to beat and to listen by. Each solver process of the API has one, to load what it decides with."""
-    most = {
+    """Count what each process may open.
+
+    A worker runs a job process and a part process and has two more connections, for heartbeats and notifications. Each
+    solver process of the API has one, to load posteriors.
+    """
+    settings = {
         name: Settings(database_connections=SERVICES[name]["environment"].get("BCO_DATABASE_CONNECTIONS", DEFAULT))
         for name in ("api", "worker")
     }
-    processes = 1 + 2 * most["worker"].worker_concurrency
-    worker = processes * most["worker"].database_connections + 2
-    solvers = most["api"].solver_processes
-    assert most["api"].database_connections + solvers + 4 * worker <= 100 - 3
+    processes = 1 + 2 * settings["worker"].worker_concurrency
+    worker = processes * settings["worker"].database_connections + 2
+    solvers = settings["api"].solver_processes
+    assert settings["api"].database_connections + solvers + 4 * worker <= 100 - 3
     assert DEFAULT + solvers + 4 * (processes * DEFAULT + 2) <= 100 - 3
     engine = create_engine("postgresql+psycopg://nobody@/nowhere")
     assert engine.pool.size() + engine.pool._max_overflow == DEFAULT  # type: ignore[attr-defined]
 
 
-def test_health_is_asked_where_the_api_answers_and_parts_wait_for_each_other() -> None:
+def test_health_checks_call_the_api_and_services_wait_for_each_other() -> None:
     routes = {route.path for route in create_app().routes if isinstance(route, Route)}
-    (asked,) = re.findall(r"^ +CMD (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    for command in (SERVICES["api"]["healthcheck"]["test"][1:], json.loads(asked)):
+    (healthcheck,) = re.findall(r"^ +CMD (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for command in (SERVICES["api"]["healthcheck"]["test"][1:], json.loads(healthcheck)):
         (path,) = re.findall(r"'(/\w+)'", command[-1])
         assert path in routes
-        with Answering() as port:
-            # Any port that is configured is the one that is asked.
+        with OkServer() as port:
+            # The check uses the configured port.
             check = [sys.executable, *command[1:]]
             assert subprocess.run(check, env={"BCO_PORT": str(port)}).returncode == 0
         assert subprocess.run(check, env={"BCO_PORT": str(port)}, stderr=subprocess.DEVNULL).returncode != 0
@@ -198,11 +201,11 @@ def test_health_is_asked_where_the_api_answers_and_parts_wait_for_each_other() -
     for name in ("api", "worker"):
         assert SERVICES[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
         assert SERVICES[name]["restart"] == "unless-stopped"
-        # A process that is killed before it has drained has drained for nothing.
+        # The container must not be killed before it has drained.
         assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > DRAIN_SECONDS
 
 
-def test_the_image_is_built_from_files_that_are_there() -> None:
+def test_the_image_copies_only_existing_files() -> None:
     copied = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     for name in " ".join(copied).split():
         assert (ROOT / name).exists(), name
@@ -213,10 +216,10 @@ def test_the_image_is_built_from_files_that_are_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def fleet(mortal_postgres: Postgres, fleet_on: Callable[..., Fleet]) -> Fleet:
-    """Two workers; the compose file's environment, but for the database's address and the port."""
+def fleet(killable_postgres: Postgres, start_fleet: Callable[..., Fleet]) -> Fleet:
+    """Start two workers with the compose file's environment, except for the database's address and the port."""
     connections = {"BCO_DATABASE_CONNECTIONS": str(DEFAULT)}
-    return fleet_on(mortal_postgres.url, 2, **SERVICES["api"]["environment"] | connections)
+    return start_fleet(killable_postgres.url, 2, **SERVICES["api"]["environment"] | connections)
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +228,7 @@ def ids(fleet: Fleet) -> Json:
 
 
 @pytest.mark.slow
-def test_the_parts_serve_only_those_with_a_key(fleet: Fleet, ids: Json) -> None:
+def test_the_api_serves_only_requests_with_a_key(fleet: Fleet, ids: Json) -> None:
     assert httpx.get(f"{fleet.url_of_api}/v1/jobs").status_code == 401
     assert httpx.get(f"{fleet.url_of_api}/readyz").status_code == 200
     job = finished(fleet.http, submit(fleet.http, ids, epochs=3))
@@ -235,21 +238,21 @@ def test_the_parts_serve_only_those_with_a_key(fleet: Fleet, ids: Json) -> None:
 
 
 @pytest.mark.slow
-def test_no_process_has_more_connections_than_it_may(fleet: Fleet, ids: Json) -> None:
-    """An API and two workers while a job computes and many ask at once."""
+def test_database_connections_stay_below_the_limit(fleet: Fleet, ids: Json) -> None:
+    """Count the connections of an API and two workers during a job and many requests."""
     job = submit(fleet.http, ids, epochs=100_000)
     wait_until("the job runs", lambda: is_computing(fleet.http, job))
     with ThreadPoolExecutor(40) as many:
-        asked = [many.submit(fleet.http.get, "/v1/jobs") for _ in range(200)]
+        answers = [many.submit(fleet.http.get, "/v1/jobs") for _ in range(200)]
         counted = in_database(fleet.url, "SELECT count(*) FROM pg_stat_activity WHERE datname IS NOT NULL", job)
-    assert {answer.result().status_code for answer in asked} == {200}
+    assert {answer.result().status_code for answer in answers} == {200}
     fleet.http.post(f"/v1/jobs/{job}/cancel")
-    # One more asks this question.
+    # This query uses one more connection.
     assert 3 < counted[0][0] <= (1 + 2 * 3) * DEFAULT + 1
 
 
 @pytest.mark.slow
-def test_a_job_that_takes_too_long_fails_with_that_reason_and_can_be_run_again(fleet: Fleet, ids: Json) -> None:
+def test_a_job_over_its_time_limit_fails_and_can_be_retried(fleet: Fleet, ids: Json) -> None:
     job_id = submit(fleet.http, ids, epochs=100_000, time_limit_seconds=1)
     job = finished(fleet.http, job_id)
     assert (job["state"], job["error"]) == ("failed", "it took longer than its time limit of 1 s")
@@ -258,19 +261,19 @@ def test_a_job_that_takes_too_long_fails_with_that_reason_and_can_be_run_again(f
     assert (again["state"], again["attempts"]) == ("failed", 2)
 
 
-def computing(fleet: Fleet, before: set[psutil.Process]) -> set[psutil.Process]:
-    """The processes that were started for the work of this moment."""
+def new_processes(fleet: Fleet, before: set[psutil.Process]) -> set[psutil.Process]:
+    """Return the living processes that have started since ``before`` was taken."""
     return alive(fleet.processes() - before)
 
 
 @pytest.mark.slow
-def test_a_job_whose_computation_is_killed_three_times_fails_with_that_reason(fleet: Fleet, ids: Json) -> None:
+def test_a_job_whose_process_is_killed_three_times_fails_with_that_reason(fleet: Fleet, ids: Json) -> None:
     before = fleet.processes()
     job_id = submit(fleet.http, ids, epochs=100_000)
     for attempt in (1, 2, 3):
         wait_until("it runs", lambda n=attempt: read(fleet.http, job_id)["attempts"] == n)
-        wait_until("it computes", lambda: computing(fleet, before))
-        for process in computing(fleet, before):
+        wait_until("it computes", lambda: new_processes(fleet, before))
+        for process in new_processes(fleet, before):
             process.kill()
     job = finished(fleet.http, job_id)
     assert job["state"] == "failed"
@@ -280,27 +283,27 @@ def test_a_job_whose_computation_is_killed_three_times_fails_with_that_reason(fl
 
 
 @pytest.mark.slow
-def test_a_cancelled_job_frees_its_cpu_and_a_follower_hears_of_it(fleet: Fleet, ids: Json) -> None:
+def test_a_cancelled_job_frees_its_cpu_and_ends_its_event_stream(fleet: Fleet, ids: Json) -> None:
     before = fleet.processes()
     job_id = submit(fleet.http, ids, epochs=100_000)
-    heard: list[str] = []
-    follower = threading.Thread(target=follow, args=(fleet, job_id, heard))
+    events: list[str] = []
+    follower = threading.Thread(target=follow, args=(fleet, job_id, events))
     follower.start()
     wait_until("it computes", lambda: is_computing(fleet.http, job_id))
-    busy = computing(fleet, before)
+    busy = new_processes(fleet, before)
     assert busy
-    wait_until("the follower hears that it runs", lambda: any('"state":"running"' in line for line in heard))
+    wait_until("the event stream says that it runs", lambda: any('"state":"running"' in line for line in events))
     fleet.http.post(f"/v1/jobs/{job_id}/cancel")
     within("its process is gone", lambda: not alive(busy), 2)
-    within("the follower has heard all", lambda: not follower.is_alive(), 10)
-    assert '"state":"cancelled"' in heard[-1]
+    within("the event stream has ended", lambda: not follower.is_alive(), 10)
+    assert '"state":"cancelled"' in events[-1]
 
 
-def follow(fleet: Fleet, job_id: str, heard: list[str]) -> None:
+def follow(fleet: Fleet, job_id: str, events: list[str]) -> None:
     with fleet.http.stream("GET", f"/v1/jobs/{job_id}/events") as response:
         for line in response.iter_lines():
             if line.startswith("data:"):
-                heard.append(line)
+                events.append(line)
 
 
 def submit_batch(fleet: Fleet, posterior_id: str, contexts: list[Json], **form: Any) -> str:
@@ -315,8 +318,8 @@ def contexts_of(days: int) -> list[Json]:
 
 
 @pytest.mark.slow
-def test_jobs_and_batches_survive_the_death_of_database_worker_and_api(
-    fleet: Fleet, ids: Json, mortal_postgres: Postgres
+def test_jobs_survive_killing_the_database_a_worker_and_the_api(
+    fleet: Fleet, ids: Json, killable_postgres: Postgres
 ) -> None:
     learned = finished(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]
     jobs = [submit(fleet.http, ids, epochs=80, seed=seed) for seed in range(4)]
@@ -324,19 +327,19 @@ def test_jobs_and_batches_survive_the_death_of_database_worker_and_api(
     batch = submit_batch(fleet, learned, contexts, scenarios=1000)
     wait_until("two jobs run", lambda: sum(is_computing(fleet.http, job) for job in jobs) == 2)
 
-    mortal_postgres.kill()
+    killable_postgres.kill()
     wait_until("the API is not ready", lambda: fleet.http.get("/readyz").status_code == 503)
     refused = fleet.http.post("/v1/jobs", json=ids)
     assert (refused.status_code, int(refused.headers["Retry-After"]) > 0) == (503, True)
     assert fleet.http.get("/livez").status_code == 200
-    # Longer than the silence after which a worker counts as dead.
+    # Longer than the deadline after which a silent worker counts as dead.
     time.sleep(3.5)
-    mortal_postgres.start()
+    killable_postgres.start()
     wait_until("the API is ready", lambda: is_ready(fleet.http))
     wait_until("the workers are back", lambda: fleet.messages().count("can be used again") >= 2)
     for part in (fleet.api, *fleet.workers):
         assert part.process.poll() is None
-    # What ran has gone on: nobody took anybody for dead.
+    # Running jobs have gone on: no worker was taken for dead.
     assert max(read(fleet.http, job)["attempts"] for job in jobs) == 1
 
     fleet.kill_worker(0)
@@ -352,7 +355,7 @@ def test_jobs_and_batches_survive_the_death_of_database_worker_and_api(
     expected = answered(fleet.http.post(f"/v1/posteriors/{learned}/prescribe", json=body))["prescriptions"]
     decided = table.column("decision.loaves").to_pylist()[-50:]
     assert decided == pytest.approx([found["decision"]["loaves"] for found in expected], rel=1e-6)
-    # A connection that died in the middle of a read is told of by the library, too.
+    # SQLAlchemy, too, logs a connection that died during a read.
     own = "\n".join(line for line in fleet.messages().splitlines() if '"logger":"sqlalchemy' not in line)
     assert "Traceback" not in own, own
 
@@ -363,7 +366,7 @@ def four_chains(fleet: Fleet) -> Json:
 
 
 def ten_members(fleet: Fleet) -> Json:
-    """Five linear ones and five networks, each under all the configurations that compete."""
+    """Return a job of five linear members and five networks, each with all competing configurations."""
     return prepare(fleet.http, SHARED_ROWS) | {
         "predictor": {"hidden": [8]},
         "inference": {"method": "auto", "epochs": 25, "particles": 50},
@@ -372,48 +375,48 @@ def ten_members(fleet: Fleet) -> Json:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [four_chains, ten_members])
-def test_the_parts_of_one_job_run_on_several_workers_and_survive_the_death_of_one(
+def test_parts_of_a_job_run_on_several_workers_and_survive_a_killed_one(
     fleet: Fleet, job: Callable[[Fleet], Json]
 ) -> None:
     body = job(fleet)
-    undisturbed = finished(fleet.http, answered(fleet.http.post("/v1/jobs", json=body), 202)["id"])
+    uninterrupted = finished(fleet.http, answered(fleet.http.post("/v1/jobs", json=body), 202)["id"])
     job_id = answered(fleet.http.post("/v1/jobs", json=body), 202)["id"]
 
-    def begun() -> set[tuple[int, str]]:
+    def started_parts() -> set[tuple[int, str]]:
         query = "SELECT seq, taken FROM job_parts WHERE job_id = :job_id AND done > 0"
         return {(seq, taken) for seq, taken in in_database(fleet.url, query, job_id)}
 
-    wait_until("others compute beside the job's own process", lambda: len({how for _, how in begun()}) == 2)
+    wait_until("other processes compute parts, too", lambda: len({how for _, how in started_parts()}) == 2)
     owner = next(n for n, worker in enumerate(fleet.workers) if f"job {job_id} starts" in worker.messages())
     before = read(fleet.http, job_id)["progress"]
     fleet.kill_worker(owner)
-    wait_until("someone else goes on with it", lambda: read(fleet.http, job_id)["attempts"] == 2)
-    wait_until("it comes further", lambda: read(fleet.http, job_id)["progress"] > before)
+    wait_until("another worker takes it over", lambda: read(fleet.http, job_id)["attempts"] == 2)
+    wait_until("it makes progress", lambda: read(fleet.http, job_id)["progress"] > before)
     ended = finished(fleet.http, job_id)
     assert (ended["state"], ended["error"]) == ("succeeded", None)
     digests = {
-        answered(fleet.http.get(f"/v1/posteriors/{one['posterior_id']}"))["digest"] for one in (ended, undisturbed)
+        answered(fleet.http.get(f"/v1/posteriors/{one['posterior_id']}"))["digest"] for one in (ended, uninterrupted)
     }
     assert len(digests) == 1
     assert in_database(fleet.url, "SELECT seq FROM job_parts WHERE job_id = :job_id", job_id) == []
 
 
 @pytest.mark.slow
-def test_told_to_stop_the_api_ends_its_stories_and_workers_hand_their_jobs_back(fleet: Fleet, ids: Json) -> None:
+def test_on_sigterm_the_api_ends_event_streams_and_workers_hand_jobs_back(fleet: Fleet, ids: Json) -> None:
     job_id = submit(fleet.http, ids, epochs=100_000)
     wait_until("it computes", lambda: is_computing(fleet.http, job_id))
-    heard: list[str] = []
-    follower = threading.Thread(target=follow, args=(fleet, job_id, heard))
+    events: list[str] = []
+    follower = threading.Thread(target=follow, args=(fleet, job_id, events))
     follower.start()
     began = time.monotonic()
-    wait_until("someone listens", lambda: heard)
+    wait_until("the event stream has begun", lambda: events)
     assert fleet.api.stop(DRAIN_SECONDS) in (0, -signal.SIGTERM)
-    within("the follower has heard all", lambda: not follower.is_alive(), 10)
+    within("the event stream has ended", lambda: not follower.is_alive(), 10)
     assert time.monotonic() - began < DRAIN_SECONDS * crowding()
     for worker in fleet.workers:
         children = descendants(worker.process.pid)
         assert worker.stop(30) == 0
         assert not alive(children)
-    # The worker that was told second may have taken up what the first handed back.
+    # The worker that stops last may have taken over what the first handed back.
     assert sum("handed back" in worker.messages() for worker in fleet.workers) >= 1
     assert in_database(fleet.url, "SELECT state FROM jobs WHERE id = :job_id", job_id) == [("queued",)]

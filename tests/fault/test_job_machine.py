@@ -1,6 +1,6 @@
-"""Whatever happens to a job, in whatever order: its state, attempts, results and log keep their promises.
+"""Jobs as a state machine: state, attempts, result and log stay consistent under any order of events.
 
-A random walk over everything that users, workers and outages may do, checked against a small model after every step.
+Hypothesis walks through everything that users, workers and outages may do and checks a small model after every step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.journey import Json, create_dataset, create_job, create_probl
 
 
 class World:
-    """One service for all walks: a client, what jobs need, and a result to store."""
+    """One service for all walks: a client, the ids that a job needs, and a result to store."""
 
     client: TestClient
     ids: Json
@@ -45,28 +45,28 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with TestClient(create_app(), raise_server_exceptions=False) as client:
             World.client = client
             World.ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-            made = learned(client, **World.ids)
+            posterior = learned(client, **World.ids)
             with transaction() as session:
-                row = session.get_one(PosteriorRow, made["id"])
+                row = session.get_one(PosteriorRow, posterior["id"])
                 World.result = posteriors.load(session, row), row.diagnostics
             yield
 
 
-class Walk(RuleBasedStateMachine):
-    """The model: the state a job must be in, how often it was started, and the attempts that still believe in it."""
+class JobMachine(RuleBasedStateMachine):
+    """The model: the expected state, the number of starts, and the attempts that still run."""
 
     @initialize()
     def accept(self) -> None:
         self.job_id: str = create_job(World.client, **World.ids)["id"]
         self.state, self.started, self.allowed, self.runs = "queued", 0, 3, 1
-        self.believers: list[int] = []
+        self.live_attempts: list[int] = []
         self.lines, self.revision, self.deleted = 1, 0, False
 
-    # what workers do
+    # workers
 
     @precondition(lambda self: not self.deleted)
     @rule()
-    def a_worker_takes_it(self) -> None:
+    def a_worker_starts_it(self) -> None:
         attempt = service.start(self.job_id)
         if self.state not in service.UNFINISHED:
             assert attempt is None
@@ -79,53 +79,53 @@ class Walk(RuleBasedStateMachine):
         else:
             assert attempt == self.started
             self.state = "running"
-            self.believers.append(attempt)
+            self.live_attempts.append(attempt)
 
     @precondition(lambda self: self.state == "running" and self.started < self.allowed and not self.deleted)
     @rule()
-    def another_worker_takes_it_over(self) -> None:
-        """The first is believed dead, and goes on all the same."""
+    def a_second_worker_starts_it(self) -> None:
+        """The first worker is taken for dead but goes on."""
         assert service.start(self.job_id) == self.started + 1
         self.started, self.lines = self.started + 1, self.lines + 1
-        self.believers.append(self.started)
+        self.live_attempts.append(self.started)
 
-    @precondition(lambda self: self.believers)
+    @precondition(lambda self: self.live_attempts)
     @rule(data=st.data())
     def an_attempt_reports(self, data: st.DataObject) -> None:
-        attempt = data.draw(st.sampled_from(self.believers))
-        assert service.report(self.job_id, attempt, 0.5, "half way") == self.holds(attempt)
-        assert service.is_wanted(self.job_id, attempt) == self.holds(attempt)
+        attempt = data.draw(st.sampled_from(self.live_attempts))
+        assert service.report(self.job_id, attempt, 0.5, "half way") == self.is_current(attempt)
+        assert service.is_wanted(self.job_id, attempt) == self.is_current(attempt)
 
-    @precondition(lambda self: self.believers)
+    @precondition(lambda self: self.live_attempts)
     @rule(data=st.data())
     def an_attempt_stores_its_result(self, data: st.DataObject) -> None:
-        attempt = data.draw(st.sampled_from(self.believers))
+        attempt = data.draw(st.sampled_from(self.live_attempts))
         if self.deleted:
             return
         service.succeed(self.job_id, attempt, storing_for(self.job_id, World.result))
         if self.state in service.UNFINISHED and attempt == self.started:
             self.state, self.lines = "succeeded", self.lines + 1
 
-    @precondition(lambda self: self.believers)
+    @precondition(lambda self: self.live_attempts)
     @rule(data=st.data())
     def an_attempt_fails(self, data: st.DataObject) -> None:
-        attempt = data.draw(st.sampled_from(self.believers))
+        attempt = data.draw(st.sampled_from(self.live_attempts))
         service.fail(self.job_id, attempt, "no luck")
         if self.state in service.UNFINISHED and attempt == self.started and not self.deleted:
             self.state, self.lines = "failed", self.lines + 1
 
-    @precondition(lambda self: self.believers)
+    @precondition(lambda self: self.live_attempts)
     @rule()
     def the_last_attempt_is_handed_back(self) -> None:
-        attempt = self.believers.pop()
+        attempt = self.live_attempts.pop()
         service.hand_back(self.job_id, attempt)
-        if self.holds(attempt):
+        if self.is_current(attempt):
             self.state, self.started, self.lines = "queued", attempt - 1, self.lines + 1
 
     @precondition(lambda self: not self.deleted)
     @rule()
-    def the_engine_loses_it(self) -> None:
-        """An outage, a bug: the workflow is over although the job is not; a worker notices."""
+    def the_queue_loses_its_workflow(self) -> None:
+        """The workflow ends although the job is unfinished, as after an outage; a worker notices."""
         with transaction() as session:
             queue.client().cancel_workflow(session.get_one(JobRow, self.job_id).run_id)
         recovery.requeue_lost()
@@ -134,12 +134,12 @@ class Walk(RuleBasedStateMachine):
 
     @precondition(lambda self: self.state in service.UNFINISHED and not self.deleted)
     @rule()
-    def what_is_unfinished_cannot_be_deleted_and_what_is_not_lost_stays_as_it_is(self) -> None:
+    def an_unfinished_job_is_neither_deleted_nor_requeued(self) -> None:
         with pytest.raises(ConflictError):
             service.delete(DEFAULT_WORKSPACE, self.job_id)
         recovery.requeue_lost()
 
-    # what users do
+    # users
 
     @precondition(lambda self: not self.deleted)
     @rule()
@@ -176,20 +176,20 @@ class Walk(RuleBasedStateMachine):
 
     @precondition(lambda self: self.deleted)
     @rule()
-    def nobody_finds_what_is_deleted_and_another_job_is_made(self) -> None:
+    def a_deleted_job_is_not_found_and_another_is_created(self) -> None:
         for act in (service.get, service.cancel, service.retry, service.delete):
             with pytest.raises(NotFoundError):
                 act(DEFAULT_WORKSPACE, self.job_id)
         assert service.start(self.job_id) is None
         self.accept()
 
-    # what must hold
+    # invariants
 
-    def holds(self, attempt: int) -> bool:
+    def is_current(self, attempt: int) -> bool:
         return not self.deleted and self.state == "running" and attempt == self.started
 
     @invariant()
-    def the_database_agrees(self) -> None:
+    def the_database_matches_the_model(self) -> None:
         with transaction() as session:
             row = session.get(JobRow, self.job_id)
             result = session.get(PosteriorRow, sibling_id(self.job_id, "post"))
@@ -213,7 +213,7 @@ class Walk(RuleBasedStateMachine):
             assert row.run_id in active
 
 
-TestJobs = Walk.TestCase
+TestJobs = JobMachine.TestCase
 TestJobs.settings = settings(
     max_examples=15,
     stateful_step_count=40,

@@ -1,7 +1,6 @@
-"""A hundred clients that at once upload, learn, prescribe, cancel and delete, also each other's objects.
+"""Load: a hundred clients upload, learn, prescribe, cancel and delete at once, including each other's objects.
 
-Whatever they do to each other, each of them gets an answer that makes sense, and never an error of ours; only a busy
-service may ask them to come again (503 with Retry-After).
+Each of them gets a valid answer and never an internal error; a busy service may answer 503 with Retry-After.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CLIENTS = 100
 UNFINISHED = ("queued", "running")
 CSV = as_csv(bakery_rows(40)).encode()
 JOB: Json = {"predictor": {"kind": "linear"}, "inference": QUICK}
-# What each act may be answered with, besides 503 with Retry-After. Objects may vanish at any moment: somebody deletes.
+# The valid statuses of each act, besides 503 with Retry-After. Other clients may delete objects at any moment.
 EXPECTED = {
     "upload": {201},
     "problem": {201},
@@ -45,52 +44,52 @@ WEIGHTS = {"upload": 4, "problem": 3, "job": 3, "prescribe": 12, "read": 6, "lis
 
 @dataclass
 class World:
-    """What all clients know of, and what they have seen."""
+    """State shared by all clients: the objects they created and the answers they got."""
 
     posterior_id: str
     objects: dict[str, list[str]] = field(default_factory=lambda: {"problems": [], "datasets": [], "jobs": []})
     seen: Counter[tuple[str, int]] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     repeated: int = 0
 
-    def done(self) -> dict[str, int]:
-        """How often each act has succeeded; whether a job can still be cancelled is a matter of luck."""
+    def successes(self) -> dict[str, int]:
+        """Count the successes of each act, except cancelling, which needs luck."""
         return {
             act: sum(count for (seen, status), count in self.seen.items() if seen == act and status < 300)
             for act in ACTS
             if act != "cancel"
         }
 
-    def has_seen_everything(self) -> bool:
-        return self.repeated > 0 and min(self.done().values()) > 0
+    def is_complete(self) -> bool:
+        return self.repeated > 0 and min(self.successes().values()) > 0
 
-    def some(self, rng: random.Random, kind: str) -> str:
+    def pick(self, rng: random.Random, kind: str) -> str:
         return rng.choice(self.objects[kind][-50:] or ["nowhere"])
 
     def note(self, act: str, response: httpx.Response) -> bool:
-        """Count an answer; True if it is a success."""
+        """Count an answer; return whether it is a success."""
         self.seen[act, response.status_code] += 1
         busy = response.status_code == 503 and response.headers.get("retry-after", "").isdigit()
         if response.status_code not in EXPECTED[act] and not busy:
-            self.wrong.append(f"{act}: {response.status_code} {response.text[:300]}")
+            self.errors.append(f"{act}: {response.status_code} {response.text[:300]}")
         return response.is_success
 
 
-async def use(client: httpx.AsyncClient, world: World, number: int, until: float) -> None:
-    """One client: one act after another until the time is up and every act has succeeded, at most MOST_ACTS of them.
+async def act_as_client(client: httpx.AsyncClient, world: World, number: int, until: float) -> None:
+    """Act until the time is up and every act has succeeded, at most MOST_ACTS times.
 
     On a busy machine the time alone may be too short for a job to find a problem and a data set to learn from.
     """
     rng = random.Random(number)
     for _ in range(MOST_ACTS):
-        if time.monotonic() > until and world.has_seen_everything():
+        if time.monotonic() > until and world.is_complete():
             return
         (act,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
         await ACTS[act](client, world, rng)
 
 
 async def create(client: httpx.AsyncClient, world: World, rng: random.Random, act: str, path: str, **body: Any) -> None:
-    """Create something, half of the time with a key and then twice: it must be made once."""
+    """Create an object; half of the time, send the request twice with a key, which must create one object."""
     headers = {"Idempotency-Key": f"{rng.getrandbits(80):x}"} if rng.random() < 0.5 else {}
     response = await client.post(path, headers=headers, **body)
     if not world.note(act, response):
@@ -101,7 +100,7 @@ async def create(client: httpx.AsyncClient, world: World, rng: random.Random, ac
         again = await client.post(path, headers=headers, **body)
         world.repeated += 1
         if world.note(act, again) and again.content != response.content:
-            world.wrong.append(f"{act}: sent twice, made twice")
+            world.errors.append(f"{act}: sent twice, made twice")
 
 
 async def upload(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
@@ -114,7 +113,7 @@ async def problem(client: httpx.AsyncClient, world: World, rng: random.Random) -
 
 
 async def job(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
-    ids = {"problem_id": world.some(rng, "problems"), "dataset_id": world.some(rng, "datasets")}
+    ids = {"problem_id": world.pick(rng, "problems"), "dataset_id": world.pick(rng, "datasets")}
     await create(client, world, rng, "job", "/v1/jobs", json=JOB | ids)
 
 
@@ -123,15 +122,15 @@ async def prescribe(client: httpx.AsyncClient, world: World, rng: random.Random)
     path = f"/v1/posteriors/{world.posterior_id}/prescribe"
     response = await client.post(path, json={"contexts": contexts, "scenarios": 40})
     if world.note("prescribe", response) and len(response.json()["prescriptions"]) != len(contexts):
-        world.wrong.append("prescribe: not a decision for each context")
+        world.errors.append("prescribe: not a decision for each context")
 
 
 async def read(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
     kind = rng.choice(list(world.objects))
-    identifier = world.some(rng, kind)
+    identifier = world.pick(rng, kind)
     response = await client.get(f"/v1/{kind}/{identifier}")
     if world.note("read", response) and response.json()["id"] != identifier:
-        world.wrong.append("read: another object")
+        world.errors.append("read: another object")
 
 
 async def listing(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
@@ -139,12 +138,12 @@ async def listing(client: httpx.AsyncClient, world: World, rng: random.Random) -
 
 
 async def cancel(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
-    world.note("cancel", await client.post(f"/v1/jobs/{world.some(rng, 'jobs')}/cancel"))
+    world.note("cancel", await client.post(f"/v1/jobs/{world.pick(rng, 'jobs')}/cancel"))
 
 
 async def delete(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
     kind = rng.choice(list(world.objects))
-    world.note("delete", await client.delete(f"/v1/{kind}/{world.some(rng, kind)}"))
+    world.note("delete", await client.delete(f"/v1/{kind}/{world.pick(rng, kind)}"))
 
 
 ACTS = {
@@ -160,25 +159,25 @@ ACTS = {
 
 
 def shared_posterior(http: httpx.Client) -> str:
-    """A posterior that nobody deletes, learned by the service's own worker."""
-    made = {"problem_id": http.post("/v1/problems", json=example_problem()).json()["id"]}
+    """Learn a posterior that no client deletes."""
+    ids = {"problem_id": http.post("/v1/problems", json=example_problem()).json()["id"]}
     body = {"name": "days", "outcomes": OUTCOMES, "rows": bakery_rows(60)}
-    made["dataset_id"] = http.post("/v1/datasets", json=body).json()["id"]
-    found = http.post("/v1/jobs", json=JOB | made).json()
+    ids["dataset_id"] = http.post("/v1/datasets", json=body).json()["id"]
+    found = http.post("/v1/jobs", json=JOB | ids).json()
     found = finished(http, found["id"])
     assert found["state"] == "succeeded", found
     return str(found["posterior_id"])
 
 
-async def rush(url: str, world: World, seconds: float) -> None:
+async def run_clients(url: str, world: World, seconds: float) -> None:
     limits = httpx.Limits(max_connections=CLIENTS)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
         until = time.monotonic() + seconds
-        await asyncio.gather(*(use(client, world, number, until) for number in range(CLIENTS)))
+        await asyncio.gather(*(act_as_client(client, world, number, until) for number in range(CLIENTS)))
 
 
-def everything_ends(http: httpx.Client) -> None:
-    """Whatever was left in the queue can be cancelled, and then nothing waits or runs any more."""
+def cancel_all_jobs(http: httpx.Client) -> None:
+    """Cancel all unfinished jobs and wait until none is left."""
 
     def has_ended() -> bool:
         unfinished = [job for page in pages(http, "/v1/jobs", 200) for job in page if job["state"] in UNFINISHED]
@@ -189,30 +188,30 @@ def everything_ends(http: httpx.Client) -> None:
     wait_until("nothing waits or runs", has_ended)
 
 
-def load(url: str, seconds: float) -> World:
+def run_load(url: str, seconds: float) -> World:
     with (
         LocalService(BCO_DATABASE_URL=url, BCO_WORKERS="1", BCO_MAX_WORKSPACE_PRESCRIPTIONS="100") as service,
         httpx.Client(base_url=service.url, timeout=120) as http,
     ):
         world = World(shared_posterior(http))
-        asyncio.run(rush(service.url, world, seconds))
-        everything_ends(http)
+        asyncio.run(run_clients(service.url, world, seconds))
+        cancel_all_jobs(http)
         assert http.get("/readyz").status_code == 200
         metrics = http.get("/metrics").text
-    assert world.wrong == []
+    assert world.errors == []
     assert 'status="500"' not in metrics
-    assert world.has_seen_everything(), world.seen
+    assert world.is_complete(), world.seen
     return world
 
 
 @pytest.mark.slow
-def test_a_hundred_clients_for_some_seconds(tmp_path: Path) -> None:
-    load(f"sqlite:///{tmp_path / 'bco.db'}", 5)
+def test_a_hundred_clients_get_valid_answers_for_some_seconds(tmp_path: Path) -> None:
+    run_load(f"sqlite:///{tmp_path / 'bco.db'}", 5)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_hundred_clients_for_a_minute(kind: str, empty_database: Callable[[str], str]) -> None:
-    world = load(empty_database(kind), 60)
+def test_a_hundred_clients_get_valid_answers_for_a_minute(kind: str, empty_database: Callable[[str], str]) -> None:
+    world = run_load(empty_database(kind), 60)
     assert world.seen["cancel", 202] > 0
     print({f"{act} {status}": n for (act, status), n in sorted(world.seen.items())})  # noqa: T201

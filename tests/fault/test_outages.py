@@ -1,4 +1,4 @@
-"""The database goes away, fills up or is locked, and comes back: no process is restarted and no job is lost."""
+"""Database outages: missing, full or locked for a while; no process needs a restart and no job is lost."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 
 
 @contextmanager
-def configured(*pragmas: str) -> Iterator[None]:
-    """Every connection that is made within obeys these."""
+def with_pragmas(*pragmas: str) -> Iterator[None]:
+    """Apply pragmas to every connection that is opened inside the block."""
 
     def configure(connection: Any, record: object) -> None:
         for pragma in pragmas:
@@ -50,11 +50,11 @@ def configured(*pragmas: str) -> Iterator[None]:
         get_engine().dispose()
 
 
-# A limit below the size that the database has already: it may not grow.
+# A limit below the present size of the database, which therefore cannot grow.
 FULL_DISK = "max_page_count=1"
 
 
-def unavailable(response: httpx.Response) -> Json:
+def check_unavailable(response: httpx.Response) -> Json:
     problem = answered(response, 503)
     assert response.headers["content-type"] == "application/problem+json"
     assert int(response.headers["Retry-After"]) > 0
@@ -62,17 +62,17 @@ def unavailable(response: httpx.Response) -> Json:
     return problem
 
 
-def test_a_full_disk_is_answered_with_503_and_loses_nothing(
+def test_a_full_disk_answers_503_and_loses_nothing(
     client: TestClient,
 ) -> None:
     problem, dataset = create_problem(client), create_dataset(client)
     before = counts()
     rows = [{"x": index, "croissants": index, "loaves": index} for index in range(20_000)]
     body = {"name": "big", "outcomes": ["croissants", "loaves"], "rows": rows}
-    with configured(FULL_DISK):
-        assert "is full" in unavailable(client.post("/v1/datasets", json=body))["detail"]
+    with with_pragmas(FULL_DISK):
+        assert "is full" in check_unavailable(client.post("/v1/datasets", json=body))["detail"]
         for _ in range(3):
-            # It shows for as long as it lasts, however long ago the last write was.
+            # The service stays unready for as long as the disk is full, even without further writes.
             assert client.get("/readyz").status_code == 503
         assert answered(client.get("/v1/problems"))["items"][0]["id"] == problem["id"]
     assert counts() == before
@@ -82,18 +82,16 @@ def test_a_full_disk_is_answered_with_503_and_loses_nothing(
     assert learn(client, job["id"])["state"] == "succeeded"
 
 
-def test_a_computation_waits_until_there_is_room_for_its_result(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_waits_for_disk_space_to_store_its_result(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     large = {"kind": "mlp", "hidden": [64, 64]}
     job = create_job(client, predictor=large, inference={"method": "vi", "members": 20, "epochs": 2, "particles": 40})
     attempt = service.start(job["id"])
     assert attempt is not None
     computing = threading.Thread(target=compute.run, args=(job["id"], attempt))
     refused = threading.Event()
-    in_words = outage.in_words
-    monkeypatch.setattr(outage, "in_words", lambda error: (refused.set(), in_words(error))[1])
-    with configured(FULL_DISK):
+    original = outage.in_words
+    monkeypatch.setattr(outage, "in_words", lambda error: (refused.set(), original(error))[1])
+    with with_pragmas(FULL_DISK):
         computing.start()
         assert refused.wait(60)
         assert computing.is_alive()
@@ -107,10 +105,10 @@ def test_a_computation_waits_until_there_is_room_for_its_result(
 def test_a_locked_database_can_be_read_and_writes_get_503(client: TestClient) -> None:
     problem = create_problem(client)
     holder = sa.create_engine(get_settings().sqlalchemy_url, isolation_level="AUTOCOMMIT")
-    with configured("busy_timeout=50"), holder.connect() as connection:
+    with with_pragmas("busy_timeout=50"), holder.connect() as connection:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         response = client.post("/v1/problems", json={"name": problem["name"], "spec": problem["spec"]})
-        assert "busy" in unavailable(response)["detail"]
+        assert "busy" in check_unavailable(response)["detail"]
         assert client.get(f"/v1/problems/{problem['id']}").status_code == 200
         assert client.get("/readyz").status_code == 200
         connection.exec_driver_sql("ROLLBACK")
@@ -118,15 +116,15 @@ def test_a_locked_database_can_be_read_and_writes_get_503(client: TestClient) ->
     assert client.post("/v1/problems", json={"name": "again", "spec": problem["spec"]}).status_code == 201
 
 
-def test_a_database_that_was_never_there_is_answered_with_503() -> None:
+def test_a_missing_database_answers_503() -> None:
     with service_on("postgresql://nobody@/nowhere?host=/nonexistent"):
         client = TestClient(create_app(), raise_server_exceptions=False)
-        assert "does not answer" in unavailable(client.get("/v1/jobs"))["detail"]
-        assert "does not answer" in unavailable(client.delete("/v1/jobs/job_" + "0" * 26))["detail"]
-        assert "bco migrate" in unavailable(client.get("/readyz"))["detail"]
+        assert "does not answer" in check_unavailable(client.get("/v1/jobs"))["detail"]
+        assert "does not answer" in check_unavailable(client.delete("/v1/jobs/job_" + "0" * 26))["detail"]
+        assert "bco migrate" in check_unavailable(client.get("/readyz"))["detail"]
 
 
-def test_what_is_no_outage_is_not_waited_for() -> None:
+def test_errors_that_are_not_outages_are_not_retried() -> None:
     calls = []
 
     def wrong() -> None:
@@ -139,7 +137,7 @@ def test_what_is_no_outage_is_not_waited_for() -> None:
     assert not outage.is_outage(sa.exc.OperationalError("SELECT", {}, Exception("no such table: jobs")))
 
 
-def test_a_worker_that_is_to_stop_does_not_wait_for_the_database_for_ever() -> None:
+def test_a_stopping_worker_does_not_wait_for_the_database() -> None:
     stop = threading.Event()
 
     def gone() -> None:

@@ -1,7 +1,7 @@
-"""Hundreds of jobs while processes are killed at random moments: nothing is lost and nothing is doubled.
+"""Torture: hundreds of jobs while processes are killed at random; every accepted job ends exactly once.
 
-Run by ``make torture``. Workers, the API, all of them at once and PostgreSQL itself die by kill −9 and are started
-again, as a supervisor would; what was accepted ends exactly once.
+Run by ``make torture``. Workers, the API, all of them at once and PostgreSQL are killed with kill −9 and started again,
+as by a supervisor.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tests.support.processes import finished, in_database, is_ready, prepare, re
 pytestmark = pytest.mark.torture
 
 LEARNING, BATCHES = 160, 40
-# How soon one worker alone goes on with what the one before it has left.
+# A single restarted worker resumes the jobs of its predecessor within this time.
 RECOVERY_SECONDS = 60.0
-# The default: with less, a live worker that gets no processor time for seconds is taken for dead.
-PATIENT = {"BCO_WORKER_DEADLINE_SECONDS": "8"}
+# The default; with less, a live worker without processor time for some seconds is taken for dead.
+DEFAULT_DEADLINE = {"BCO_WORKER_DEADLINE_SECONDS": "8"}
 CONTEXTS = [{name: row[name] for name in MORNINGS[0]} for row in bakery_rows(2500, seed=5)]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def server(request: pytest.FixtureRequest) -> Iterator[Postgres | None]:
-    """A PostgreSQL for each test: workers of a test before would help those of this one."""
+    """Start a PostgreSQL server for each test, since workers of an earlier test would take its jobs."""
     if request.param == "sqlite":
         yield None
     else:
@@ -43,13 +43,13 @@ def server(request: pytest.FixtureRequest) -> Iterator[Postgres | None]:
 
 
 @pytest.fixture
-def fleet_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Fleet]]:
+def start_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Fleet]]:
     with new_fleets(tmp_path_factory) as start:
         yield start
 
 
-def accepted(act: Callable[[], str]) -> str:
-    """Ask until somebody answers; the Idempotency-Key of the request makes sure that asking again makes nothing new."""
+def retry_until_accepted(act: Callable[[], str]) -> str:
+    """Repeat a request until it is accepted; its Idempotency-Key prevents duplicates."""
     end = time.monotonic() + 180 * crowding()
     while True:
         try:
@@ -75,12 +75,12 @@ def new_batch(fleet: Fleet, posterior_id: str, number: int) -> str:
     return job_id
 
 
-def strike(fleet: Fleet, server: Postgres | None, chance: random.Random) -> str:
-    """Kill something, and start it again after a while."""
+def kill_at_random(fleet: Fleet, server: Postgres | None, rng: random.Random) -> str:
+    """Kill a part at random and start it again after a while."""
     victims = ["worker", "worker", "worker", "api", "everything"] + ["postgres"] * 2 * (server is not None)
-    victim = chance.choice(victims)
+    victim = rng.choice(victims)
     if victim == "worker":
-        fleet.kill_worker(chance.randrange(len(fleet.workers)))
+        fleet.kill_worker(rng.randrange(len(fleet.workers)))
     elif victim == "api":
         fleet.kill_api()
     elif victim == "everything":
@@ -89,40 +89,40 @@ def strike(fleet: Fleet, server: Postgres | None, chance: random.Random) -> str:
             fleet.kill_worker(number)
     elif server is not None:
         server.kill()
-        time.sleep(chance.uniform(0, 5))
+        time.sleep(rng.uniform(0, 5))
         server.start()
     return victim
 
 
-def test_two_hundred_jobs_end_exactly_once_however_processes_die(
-    server: Postgres | None, fleet_on: Callable[..., Fleet], empty_database: Callable[[str], str]
+def test_two_hundred_jobs_end_exactly_once_while_processes_are_killed(
+    server: Postgres | None, start_fleet: Callable[..., Fleet], empty_database: Callable[[str], str]
 ) -> None:
-    chance = random.Random(20)
-    fleet = fleet_on(empty_database("sqlite") if server is None else server.url, **PATIENT)
+    rng = random.Random(20)
+    fleet = start_fleet(empty_database("sqlite") if server is None else server.url, **DEFAULT_DEADLINE)
     ids = prepare(fleet.http)
     first = finished(fleet.http, submit(fleet.http, ids, epochs=3))
     jobs = [new_job(fleet, ids, number) for number in range(LEARNING // 2)]
     batches = [new_batch(fleet, first["posterior_id"], number) for number in range(BATCHES // 2)]
 
-    struck: Counter[str] = Counter()
+    kills: Counter[str] = Counter()
     for number in range(LEARNING // 2):
-        struck[strike(fleet, server, chance)] += 1
-        time.sleep(chance.uniform(0.2, 8))
-        jobs.append(accepted(lambda number=number: new_job(fleet, ids, LEARNING // 2 + number)))
+        kills[kill_at_random(fleet, server, rng)] += 1
+        time.sleep(rng.uniform(0.2, 8))
+        jobs.append(retry_until_accepted(lambda number=number: new_job(fleet, ids, LEARNING // 2 + number)))
         if number % 4 == 0:
             sent = BATCHES // 2 + number // 4
-            batches.append(accepted(lambda sent=sent: new_batch(fleet, first["posterior_id"], sent)))
+            batches.append(retry_until_accepted(lambda sent=sent: new_batch(fleet, first["posterior_id"], sent)))
     wait_until("the API is ready", lambda: is_ready(fleet.http))
     for worker in fleet.workers:
         fleet.wait_for(worker)
 
     ended = [finished(fleet.http, job) for job in [*jobs, *batches]]
-    told = Counter((job["kind"], job["state"]) for job in ended)
+    endings = Counter((job["kind"], job["state"]) for job in ended)
     given_up = [job for job in ended if job["state"] == "failed"]
-    # Only what met the death of its worker three times may have failed, and it says so.
+    # Only jobs whose worker died three times may have failed, and they say so.
     assert all("died 3 times" in job["error"] for job in given_up), given_up
-    assert told[("learn", "succeeded")] + told[("prescribe", "succeeded")] + len(given_up) == LEARNING + BATCHES
-    assert len(given_up) <= 5, (told, struck)
+    assert endings[("learn", "succeeded")] + endings[("prescribe", "succeeded")] + len(given_up) == LEARNING + BATCHES
+    assert len(given_up) <= 5, (endings, kills)
     assert len({*jobs, *batches}) == LEARNING + BATCHES == len(jobs) + len(batches)
 
     counted = "SELECT count(*) FROM jobs WHERE id <> :job_id"
@@ -145,32 +145,32 @@ def test_two_hundred_jobs_end_exactly_once_however_processes_die(
     assert '"level":"ERROR"' not in fleet.messages()
 
 
-# The first number is for trying it out.
+# The first number is for a quick trial.
 @pytest.mark.parametrize("jobs", [10, 200])
-def test_one_worker_alone_goes_on_within_a_minute_each_time_it_is_killed(
-    server: Postgres | None, fleet_on: Callable[..., Fleet], empty_database: Callable[[str], str], jobs: int
+def test_a_single_worker_resumes_within_a_minute_of_each_kill(
+    server: Postgres | None, start_fleet: Callable[..., Fleet], empty_database: Callable[[str], str], jobs: int
 ) -> None:
-    """Each round has four jobs and a batch, and kills the worker in the middle of one of them."""
-    chance = random.Random(jobs)
-    fleet = fleet_on(empty_database("sqlite") if server is None else server.url, 1, **PATIENT)
+    """Each round runs four jobs and a batch and kills the worker during one of them."""
+    rng = random.Random(jobs)
+    fleet = start_fleet(empty_database("sqlite") if server is None else server.url, 1, **DEFAULT_DEADLINE)
     ids = prepare(fleet.http)
     posterior_id = finished(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]
-    known, waits = [], []
+    all_jobs, waits = [], []
     for number in range(jobs // 5):
-        made = [new_job(fleet, ids, 1_000 + 5 * number + seed) for seed in range(4)]
-        made.append(new_batch(fleet, posterior_id, 1_000 + number))
-        known.extend(made)
-        wait_until("something runs", lambda made=made: "running" in states(fleet, made))
-        time.sleep(chance.uniform(0, 2))
-        before = standing(fleet, made)
+        created = [new_job(fleet, ids, 1_000 + 5 * number + seed) for seed in range(4)]
+        created.append(new_batch(fleet, posterior_id, 1_000 + number))
+        all_jobs.extend(created)
+        wait_until("something runs", lambda created=created: "running" in states(fleet, created))
+        time.sleep(rng.uniform(0, 2))
+        before = progress_of(fleet, created)
         fleet.kill_worker(0)
         began = time.monotonic()
-        wait_until("it goes on", lambda made=made, before=before: standing(fleet, made) > before)
+        wait_until("it goes on", lambda created=created, before=before: progress_of(fleet, created) > before)
         waits.append(time.monotonic() - began)
-        for job in made:
+        for job in created:
             assert finished(fleet.http, job)["state"] == "succeeded"
     assert max(waits) < RECOVERY_SECONDS * crowding(), waits
-    for job in known:
+    for job in all_jobs:
         assert in_database(fleet.url, "SELECT count(*) FROM posteriors WHERE job_id = :job_id", job)[0][0] <= 1
 
 
@@ -178,16 +178,16 @@ def states(fleet: Fleet, jobs: list[str]) -> set[str]:
     return {read(fleet.http, job)["state"] for job in jobs}
 
 
-def standing(fleet: Fleet, jobs: list[str]) -> tuple[int, int]:
-    """How many jobs have ended and how often they were begun; either grows as soon as a worker goes on."""
+def progress_of(fleet: Fleet, jobs: list[str]) -> tuple[int, int]:
+    """Count the succeeded jobs and all attempts; either grows as soon as a worker resumes."""
     found = [read(fleet.http, job) for job in jobs]
     return sum(job["state"] == "succeeded" for job in found), sum(job["attempts"] for job in found)
 
 
-def test_a_job_that_kills_its_worker_three_times_is_given_up_with_that_reason(
-    fleet_on: Callable[..., Fleet], empty_database: Callable[[str], str]
+def test_a_job_whose_worker_dies_three_times_fails_with_that_reason(
+    start_fleet: Callable[..., Fleet], empty_database: Callable[[str], str]
 ) -> None:
-    fleet = fleet_on(empty_database("sqlite"), 1)
+    fleet = start_fleet(empty_database("sqlite"), 1)
     job_id = submit(fleet.http, prepare(fleet.http), epochs=100_000)
     for attempt in (1, 2, 3):
         marker = f"{job_id} starts, attempt {attempt}"

@@ -1,4 +1,4 @@
-"""Fixtures that tests of pages share."""
+"""Fixtures shared by the tests of pages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support.pages import HTML, new_keys
 
 
 @pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _disable_key_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
 
 
 @pytest.fixture
 def browser(client: TestClient) -> TestClient:
-    """A browser with its own cookies on the running application."""
+    """Return a browser with its own cookies on the running application."""
     browser = TestClient(client.app, raise_server_exceptions=False, follow_redirects=False, headers=HTML)
     browser.portal = client.portal
     return browser

@@ -1,4 +1,4 @@
-"""What pages are made of: files of others are what they are said to be, and nothing is written into a page."""
+"""Page assets: vendored files match VENDOR.md, templates hold no inline code, and pages stay small."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VENDOR = ASSETS / "vendor"
 TEMPLATES = ASSETS.with_name("templates")
 
 
-def test_files_of_others_are_listed_with_version_licence_and_checksum(repository: Path) -> None:
+def test_vendored_files_are_listed_with_version_licence_and_checksum(repository: Path) -> None:
     listed = {}
     for line in (repository / "VENDOR.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip(" `") for cell in line.strip("|").split("|")]
@@ -28,7 +28,7 @@ def test_files_of_others_are_listed_with_version_licence_and_checksum(repository
     assert listed == {name: sha for name, sha in found.items() if not name.endswith("LICENSE")}
 
 
-def test_templates_hold_no_script_style_or_handler_of_their_own() -> None:
+def test_templates_have_no_inline_scripts_styles_or_event_handlers() -> None:
     for path in TEMPLATES.glob("*.html"):
         text = path.read_text(encoding="utf-8")
         for script in re.findall(r"<script\b[^>]*>", text):
@@ -37,7 +37,7 @@ def test_templates_hold_no_script_style_or_handler_of_their_own() -> None:
         assert not re.search(r"""(src|href|action)=["']?(https?:)?//""", text), path.name
 
 
-def test_our_own_files_are_kept_by_browsers_for_as_long_as_they_do_not_change(client: TestClient) -> None:
+def test_assets_are_cached_as_immutable_and_unknown_paths_answer_404(client: TestClient) -> None:
     answer = client.get(asset("app.css"))
     assert answer.status_code == 200
     assert "immutable" in answer.headers["cache-control"]
@@ -45,7 +45,7 @@ def test_our_own_files_are_kept_by_browsers_for_as_long_as_they_do_not_change(cl
     assert client.get("/assets/nothing.js").status_code == 404
 
 
-def test_what_a_page_loads_is_small() -> None:
-    ours = sum(path.stat().st_size for path in ASSETS.glob("*") if path.is_file())
-    theirs = sum((VENDOR / name).stat().st_size for name in ("htmx.min.js", "uPlot.min.js", "uPlot.min.css"))
-    assert ours + theirs < 260_000
+def test_a_page_loads_less_than_260_kb() -> None:
+    own = sum(path.stat().st_size for path in ASSETS.glob("*") if path.is_file())
+    vendored = sum((VENDOR / name).stat().st_size for name in ("htmx.min.js", "uPlot.min.js", "uPlot.min.css"))
+    assert own + vendored < 260_000

@@ -1,4 +1,4 @@
-"""The page of a decision: what it shows is what the API answers, what it sends is what somebody typed."""
+"""The decide page: it shows the numbers of the API and sends what the user typed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.polling import wait_until
 
 PART = {"HX-Request": "true"}
 SATURDAY = {"weekday": "SAT", "temperature": 21.5, "rain": 0, "promotion": 1, "holiday": 0}
-OPENED = ["scenarios", "outcomes", "recourse"]
+INCLUDE = ["scenarios", "outcomes", "recourse"]
 TRUCKS: Json = {
     "kind": "two_stage_linear",
     "decisions": [{"name": "vans", "cost": 4, "maximum": 40}],
@@ -56,7 +56,7 @@ def posterior(client: TestClient) -> Json:
 
 @pytest.fixture(scope="module")
 def shops(client: TestClient) -> Json:
-    """Two shops, decided for three days ahead."""
+    """Learn a posterior of two shops, three days ahead."""
     rows = [
         {"day": str(date(2024, 1, 1) + timedelta(n)), "shop": shop, "promotion": n % 3 // 2, "sold": 20 + n % 7 + level}
         for n in range(90)
@@ -68,26 +68,26 @@ def shops(client: TestClient) -> Json:
     return learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
 
 
-def typed(context: Json) -> dict[str, str]:
+def context_fields(context: Json) -> dict[str, str]:
     return {f"c.{name}": str(value) for name, value in context.items()}
 
 
-def answer_of(client: TestClient, posterior: Json, what: str, **body: Any) -> Json:
-    return answered(client.post(f"/v1/posteriors/{posterior['id']}/{what}", json=body))
+def call_api(client: TestClient, posterior: Json, action: str, **body: Any) -> Json:
+    return answered(client.post(f"/v1/posteriors/{posterior['id']}/{action}", json=body))
 
 
-def text_of(page: str) -> str:
-    """What somebody reads."""
+def visible_text(page: str) -> str:
+    """Return the visible text of a page."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
 def figure(page: str, name: str) -> str:
     found = re.search(rf'data-figure="{name}">(.*?)</dd>', page, re.DOTALL)
     assert found is not None
-    return text_of(found[1])
+    return visible_text(found[1])
 
 
-def logged(client: TestClient, posterior: Json) -> list[Json]:
+def logged_calls(client: TestClient, posterior: Json) -> list[Json]:
     found: list[Json] = answered(client.get(f"/v1/prescriptions?posterior_id={posterior['id']}"))["items"]
     return found
 
@@ -95,70 +95,70 @@ def logged(client: TestClient, posterior: Json) -> list[Json]:
 # the decision
 
 
-def test_at_first_it_decides_for_the_last_row_of_the_history(
+def test_the_page_first_decides_for_the_last_row_of_the_history(
     client: TestClient, browser: TestClient, posterior: Json
 ) -> None:
     answer = browser.get(f"/posteriors/{posterior['id']}/decide")
     assert answer.status_code == 200
     last = {name: value for name, value in ROWS[-1].items() if name not in OUTCOMES}
-    told = answer_of(client, posterior, "prescribe", contexts=[last])["prescriptions"][0]
-    for name, amount in told["decision"].items():
+    result = call_api(client, posterior, "prescribe", contexts=[last])["prescriptions"][0]
+    for name, amount in result["decision"].items():
         assert f'data-decision="{name}">{number(amount)}<' in answer.text
     assert f"<option selected>{last['weekday']}</option>" in answer.text
     assert f'value="{last["temperature"]:.12g}"' in answer.text
     assert "Not logged yet" in answer.text
     low, high = (next(c for c in posterior["columns"] if c["name"] == "temperature")[x] for x in ("minimum", "maximum"))
-    assert f"{number(low)} to {number(high)} in the history" in text_of(answer.text)
+    assert f"{number(low)} to {number(high)} in the history" in visible_text(answer.text)
 
 
-def test_the_numbers_on_the_page_are_those_of_the_api(client: TestClient, browser: TestClient, posterior: Json) -> None:
-    page = browser.get(f"/posteriors/{posterior['id']}/decide", params=typed(SATURDAY)).text
-    body = {"contexts": [SATURDAY], "include": OPENED}
-    answer = answer_of(client, posterior, "prescribe", **body)
-    told = answer["prescriptions"][0]
-    assert figure(page, "expected") == number(told["expected_cost"])
-    low, high = (number(told["cost_quantiles"][level]) for level in ("0.05", "0.95"))
+def test_the_page_shows_the_numbers_of_the_api(client: TestClient, browser: TestClient, posterior: Json) -> None:
+    page = browser.get(f"/posteriors/{posterior['id']}/decide", params=context_fields(SATURDAY)).text
+    body = {"contexts": [SATURDAY], "include": INCLUDE}
+    answer = call_api(client, posterior, "prescribe", **body)
+    result = answer["prescriptions"][0]
+    assert figure(page, "expected") == number(result["expected_cost"])
+    low, high = (number(result["cost_quantiles"][level]) for level in ("0.05", "0.95"))
     assert figure(page, "range") == f"{low} to {high}"
-    assert figure(page, "worst") == number(told["cvar_95"])
-    words = text_of(page)
-    for name, about in told["outcomes"].items():
+    assert figure(page, "worst") == number(result["cvar_95"])
+    words = visible_text(page)
+    for name, about in result["outcomes"].items():
         assert f"{100 * about['service_level']:.0f} % of cases" in words
         assert f"Mean {number(about['mean'])}; in 90 % of cases" in words
-        assert f"{name} {number(told['map']['decision'][name])}" in words
-    # What the page asked for is shown, to be pasted.
+        assert f"{name} {number(result['map']['decision'][name])}" in words
+    # The page shows its own API call, ready to paste.
     assert f"-d '{json.dumps(body)}'" in html.unescape(page)
     drawn = [json.loads(one) for one in re.findall(r'<script type="application/json">(.*?)</script>', page)]
     for chart in drawn:
         assert sum(chart["series"][0]["values"]) == pytest.approx(100, abs=1e-2)
 
 
-def test_risk_aversion_and_another_policy_are_part_of_the_address(
+def test_risk_aversion_and_policy_are_part_of_the_address(
     client: TestClient, browser: TestClient, posterior: Json
 ) -> None:
-    asked = typed(SATURDAY) | {"risk": "0.5", "policy": "predictive"}
-    page = browser.get(f"/posteriors/{posterior['id']}/decide", params=asked).text
+    query = context_fields(SATURDAY) | {"risk": "0.5", "policy": "predictive"}
+    page = browser.get(f"/posteriors/{posterior['id']}/decide", params=query).text
     risk = {"cvar_weight": 0.5, "cvar_level": 0.95}
-    told = answer_of(client, posterior, "prescribe", contexts=[SATURDAY], policy="predictive", risk=risk)
-    assert figure(page, "expected") == number(told["prescriptions"][0]["expected_cost"])
+    result = call_api(client, posterior, "prescribe", contexts=[SATURDAY], policy="predictive", risk=risk)
+    assert figure(page, "expected") == number(result["prescriptions"][0]["expected_cost"])
     link = re.search(r'id="link" readonly value="([^"]+)"', page)
     assert link is not None
     again = browser.get(html.unescape(link[1]).removeprefix("http://testserver")).text
     assert figure(again, "expected") == figure(page, "expected")
     assert 'value="0.5"' in again
-    wrong = browser.get(f"/posteriors/{posterior['id']}/decide", params=asked | {"policy": "map"})
+    wrong = browser.get(f"/posteriors/{posterior['id']}/decide", params=query | {"policy": "map"})
     assert wrong.status_code == 422
     assert "A risk needs a policy that minimises it" in wrong.text
 
 
-def test_an_alias_and_a_comma_for_decimals_do_as_well(client: TestClient, browser: TestClient, posterior: Json) -> None:
+def test_aliases_and_decimal_commas_are_accepted(client: TestClient, browser: TestClient, posterior: Json) -> None:
     answered(client.put("/v1/aliases/daily", json={"posterior_id": posterior["id"]}))
-    by_alias = browser.get("/posteriors/daily/decide", params=typed(SATURDAY | {"temperature": "21,5"})).text
-    plain = browser.get(f"/posteriors/{posterior['id']}/decide", params=typed(SATURDAY)).text
+    by_alias = browser.get("/posteriors/daily/decide", params=context_fields(SATURDAY | {"temperature": "21,5"})).text
+    plain = browser.get(f"/posteriors/{posterior['id']}/decide", params=context_fields(SATURDAY)).text
     assert figure(by_alias, "expected") == figure(plain, "expected")
     assert "/posteriors/daily/decide/why?" in by_alias
 
 
-def test_a_posterior_that_is_not_there_has_a_page_that_says_so(browser: TestClient) -> None:
+def test_an_unknown_posterior_answers_404(browser: TestClient) -> None:
     for part in ("", "/table", "/why?c.a=1"):
         answer = browser.get(f"/posteriors/nobody/decide{part}")
         assert answer.status_code == 404
@@ -166,7 +166,7 @@ def test_a_posterior_that_is_not_there_has_a_page_that_says_so(browser: TestClie
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"weekday": "SAMSTAG"}, "'weekday' was never seen in the history with this value"),
         ({"temperature": "warm"}, "'temperature' is not a number"),
@@ -174,85 +174,89 @@ def test_a_posterior_that_is_not_there_has_a_page_that_says_so(browser: TestClie
         ({"rain": "<b>1</b>"}, "'rain' is not a number"),
     ],
 )
-def test_what_is_wrong_stands_beside_its_field_and_nothing_is_lost(
-    browser: TestClient, posterior: Json, changes: Json, said: str
+def test_invalid_fields_show_an_error_and_keep_the_input(
+    browser: TestClient, posterior: Json, changes: Json, message: str
 ) -> None:
-    given = typed(SATURDAY | changes)
-    answer = browser.get(f"/posteriors/{posterior['id']}/decide", params=given)
+    fields = context_fields(SATURDAY | changes)
+    answer = browser.get(f"/posteriors/{posterior['id']}/decide", params=fields)
     assert answer.status_code == 422
     name = next(iter(changes))
     place = list(SATURDAY).index(name)
-    beside = re.search(rf'id="field{place}-wrong">(.*?)</p>', answer.text)
-    assert beside is not None
-    assert said in html.unescape(beside[1])
+    field_error = re.search(rf'id="field{place}-wrong">(.*?)</p>', answer.text)
+    assert field_error is not None
+    assert message in html.unescape(field_error[1])
     assert html.escape(str(changes[name])) in answer.text
     assert 'aria-invalid="true"' in answer.text
-    part = browser.get(f"/posteriors/{posterior['id']}/decide", params=given, headers=PART)
+    part = browser.get(f"/posteriors/{posterior['id']}/decide", params=fields, headers=PART)
     assert part.status_code == 422
     assert f'id="field{place}-wrong" hx-swap-oob="true">' in part.text
     assert "<html" not in part.text
     sent = browser.post(
         f"/posteriors/{posterior['id']}/decide",
-        data=given | {"csrf": token(browser, f"/posteriors/{posterior['id']}/decide")},
+        data=fields | {"csrf": token(browser, f"/posteriors/{posterior['id']}/decide")},
     )
     assert sent.status_code == 422
-    assert said in html.unescape(sent.text)
+    assert message in html.unescape(sent.text)
 
 
-def test_what_lies_beyond_the_history_is_said(browser: TestClient, posterior: Json) -> None:
+def test_contexts_outside_the_history_show_a_warning(browser: TestClient, posterior: Json) -> None:
     most = next(column["maximum"] for column in posterior["columns"] if column["name"] == "temperature")
-    hot = browser.get(f"/posteriors/{posterior['id']}/decide", params=typed(SATURDAY | {"temperature": most + 1}))
+    hot = browser.get(
+        f"/posteriors/{posterior['id']}/decide", params=context_fields(SATURDAY | {"temperature": most + 1})
+    )
     assert "Temperature is outside the range of the history" in hot.text
-    far = browser.get(f"/posteriors/{posterior['id']}/decide", params=typed(SATURDAY | {"temperature": 900}))
+    far = browser.get(f"/posteriors/{posterior['id']}/decide", params=context_fields(SATURDAY | {"temperature": 900}))
     assert "far outside the history" in far.text
     assert "is outside the range of the history" not in far.text
 
 
-def test_only_who_presses_the_button_has_a_decision_kept(
+def test_decisions_are_logged_only_when_the_form_is_submitted(
     client: TestClient, browser: TestClient, posterior: Json
 ) -> None:
     address = f"/posteriors/{posterior['id']}/decide"
-    given = typed(SATURDAY)
-    before = {one["id"] for one in logged(client, posterior)}
-    mine = token(browser, address)
-    browser.get(address, params=given)
-    browser.get(f"{address}/others", params=given)
+    fields = context_fields(SATURDAY)
+    before = {one["id"] for one in logged_calls(client, posterior)}
+    csrf = token(browser, address)
+    browser.get(address, params=fields)
+    browser.get(f"{address}/others", params=fields)
     for wrong in ({}, {"csrf": "0" * 64}):
-        assert browser.post(address, data=given | wrong).status_code == 403
-    sent = browser.post(address, data=given | {"csrf": mine})
+        assert browser.post(address, data=fields | wrong).status_code == 403
+    sent = browser.post(address, data=fields | {"csrf": csrf})
     assert sent.status_code == 303
-    kept = re.search(r"kept=(pres_\w+)", sent.headers["location"])
-    assert kept is not None
+    first = re.search(r"kept=(pres_\w+)", sent.headers["location"])
+    assert first is not None
     shown = browser.get(sent.headers["location"])
-    assert f'href="/log/{kept[1]}"' in shown.text
-    assert kept[1] not in html.unescape(re.findall(r'id="link" readonly value="([^"]+)"', shown.text)[0])
-    part = browser.post(address, data=given, headers=PART | {"X-CSRF-Token": mine})
+    assert f'href="/log/{first[1]}"' in shown.text
+    assert first[1] not in html.unescape(re.findall(r'id="link" readonly value="([^"]+)"', shown.text)[0])
+    part = browser.post(address, data=fields, headers=PART | {"X-CSRF-Token": csrf})
     assert part.status_code == 200
     assert part.headers["hx-replace-url"].startswith(address)
     second = re.search(r'href="/log/(pres_\w+)"', part.text)
     assert second is not None
-    wait_until("both are in the log", lambda: {kept[1], second[1]} <= {one["id"] for one in logged(client, posterior)})
-    assert {one["id"] for one in logged(client, posterior)} - before == {kept[1], second[1]}
+    wait_until(
+        "both are in the log", lambda: {first[1], second[1]} <= {one["id"] for one in logged_calls(client, posterior)}
+    )
+    assert {one["id"] for one in logged_calls(client, posterior)} - before == {first[1], second[1]}
 
 
-# decisions of one's own
+# what-if decisions
 
 
-def mine(browser: TestClient, posterior: Json, part: str, **more: str) -> Any:
+def post_decision(browser: TestClient, posterior: Json, part: str, **more: str) -> Any:
     address = f"/posteriors/{posterior['id']}/decide"
-    data = typed(SATURDAY) | {"csrf": token(browser, address), "all": "1"} | more
+    data = context_fields(SATURDAY) | {"csrf": token(browser, address), "all": "1"} | more
     return browser.post(f"{address}/{part}", data=data, headers=PART)
 
 
-def test_a_decision_of_ones_own_is_judged_as_the_api_judges_it(
-    client: TestClient, browser: TestClient, posterior: Json
-) -> None:
+def test_a_what_if_decision_costs_what_the_api_says(client: TestClient, browser: TestClient, posterior: Json) -> None:
     decision = {"croissants": 90, "loaves": -3}
-    page = mine(browser, posterior, "evaluate", **{f"d.{name}": str(amount) for name, amount in decision.items()}).text
-    told = answer_of(client, posterior, "evaluate", contexts=[SATURDAY], alternatives=[{"decision": decision}])
-    one = told["evaluations"][0]["alternatives"][0]
+    page = post_decision(
+        browser, posterior, "evaluate", **{f"d.{name}": str(amount) for name, amount in decision.items()}
+    ).text
+    result = call_api(client, posterior, "evaluate", contexts=[SATURDAY], alternatives=[{"decision": decision}])
+    one = result["evaluations"][0]["alternatives"][0]
     assert f"data-cost>{number(one['expected_cost'])}<" in page
-    words = text_of(page)
+    words = visible_text(page)
     assert f"costs {number(one['extra_cost'])} more than the recommended decision" in words
     assert f"a common margin. {number(one['extra_cost_standard_error'])}" in words
     assert f"{100 * one['worse_in']:.0f} %" in words
@@ -262,46 +266,50 @@ def test_a_decision_of_ones_own_is_judged_as_the_api_judges_it(
         assert re.search(rf"{name}: served in full \d+ % {100 * level:.0f} %", words)
 
 
-def test_our_own_decision_costs_what_ours_costs(client: TestClient, browser: TestClient, posterior: Json) -> None:
-    ours = answer_of(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
+def test_the_recommended_decision_costs_the_same_as_a_what_if(
+    client: TestClient, browser: TestClient, posterior: Json
+) -> None:
+    ours = call_api(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
     entries = entries_of(ours, limits_of(posterior["problem"]))
-    page = mine(browser, posterior, "evaluate", **{f"d.{entry.name}": entry.written for entry in entries}).text
+    page = post_decision(browser, posterior, "evaluate", **{f"d.{entry.name}": entry.written for entry in entries}).text
     assert "It costs the same as the recommended decision" in page
-    # What a form leaves out is ours.
-    fewer = mine(browser, posterior, "evaluate", **{"all": "", "d.loaves": entries[1].written}).text
+    # Entries that the form leaves out take the recommended amounts.
+    fewer = post_decision(browser, posterior, "evaluate", **{"all": "", "d.loaves": entries[1].written}).text
     assert "It costs the same as the recommended decision" in fewer
 
 
-def test_the_rest_can_be_chosen_anew(client: TestClient, browser: TestClient, posterior: Json) -> None:
-    given = {"d.croissants": "90", "d.loaves": "1", "entry": "croissants", "rest": "free"}
-    page = mine(browser, posterior, "evaluate", **given).text
+def test_the_other_entries_can_be_optimised_again(client: TestClient, browser: TestClient, posterior: Json) -> None:
+    fields = {"d.croissants": "90", "d.loaves": "1", "entry": "croissants", "rest": "free"}
+    page = post_decision(browser, posterior, "evaluate", **fields).text
     tried = [{"decision": {"croissants": 90}}]
-    one = answer_of(client, posterior, "evaluate", contexts=[SATURDAY], alternatives=tried)["evaluations"][0]
+    one = call_api(client, posterior, "evaluate", contexts=[SATURDAY], alternatives=tried)["evaluations"][0]
     assert f"data-cost>{number(one['alternatives'][0]['expected_cost'])}<" in page
 
 
-def test_a_decision_that_is_no_number_is_refused_in_words(browser: TestClient, posterior: Json) -> None:
-    answer = mine(browser, posterior, "evaluate", **{"d.croissants": "many", "d.loaves": "1"})
+def test_a_decision_that_is_not_a_number_is_rejected(browser: TestClient, posterior: Json) -> None:
+    answer = post_decision(browser, posterior, "evaluate", **{"d.croissants": "many", "d.loaves": "1"})
     assert answer.status_code == 422
     assert 'role="alert"' in answer.text
     for part in ("evaluate", "curve"):
         address = f"/posteriors/{posterior['id']}/decide/{part}"
-        assert browser.post(address, data=typed(SATURDAY)).status_code == 403
+        assert browser.post(address, data=context_fields(SATURDAY)).status_code == 403
         alone = browser.post(address, data={"csrf": token(browser, f"/posteriors/{posterior['id']}/decide")})
         assert alone.status_code == 422
 
 
-def test_the_curve_is_what_the_api_says_of_each_amount(
+def test_the_cost_curve_matches_the_api_at_each_amount(
     client: TestClient, browser: TestClient, posterior: Json
 ) -> None:
-    page = mine(browser, posterior, "curve", **{"entry": "loaves", "d.croissants": "100", "d.loaves": "70"}).text
+    page = post_decision(
+        browser, posterior, "curve", **{"entry": "loaves", "d.croissants": "100", "d.loaves": "70"}
+    ).text
     data = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', page)[0])
     assert data["entry"] == "loaves"
     tries = [{"decision": {"croissants": 100, "loaves": amount}} for amount in data["x"]]
-    told = answer_of(client, posterior, "evaluate", contexts=[SATURDAY], alternatives=tries)["evaluations"][0]
-    assert data["series"][1]["values"] == [one["expected_cost"] for one in told["alternatives"]]
-    assert data["series"][0]["upper"] == [one["cost_quantiles"]["0.95"] for one in told["alternatives"]]
-    ours = told["ours"]["decision"]["loaves"]
+    result = call_api(client, posterior, "evaluate", contexts=[SATURDAY], alternatives=tries)["evaluations"][0]
+    assert data["series"][1]["values"] == [one["expected_cost"] for one in result["alternatives"]]
+    assert data["series"][0]["upper"] == [one["cost_quantiles"]["0.95"] for one in result["alternatives"]]
+    ours = result["ours"]["decision"]["loaves"]
     assert data["x"] == sorted(data["x"])
     assert ours in data["x"]
     assert data["marks"][0] == {"x": ours, "text": "recommended", "until": None, "colour": 2}
@@ -310,20 +318,22 @@ def test_the_curve_is_what_the_api_says_of_each_amount(
 def test_other_policies_are_compared_over_the_same_scenarios(
     client: TestClient, browser: TestClient, posterior: Json
 ) -> None:
-    page = browser.get(f"/posteriors/{posterior['id']}/decide/others", params=typed(SATURDAY), headers=PART).text
+    page = browser.get(
+        f"/posteriors/{posterior['id']}/decide/others", params=context_fields(SATURDAY), headers=PART
+    ).text
     for policy in {"averaged", "blended", "bcp", "predictive", "map"} - {posterior["policy"]}:
-        decision = answer_of(client, posterior, "prescribe", contexts=[SATURDAY], policy=policy)["prescriptions"][0]
+        decision = call_api(client, posterior, "prescribe", contexts=[SATURDAY], policy=policy)["prescriptions"][0]
         row = re.search(rf'<tr data-policy="{policy}">(.*?)</tr>', page, re.DOTALL)
         assert row is not None
-        words = text_of(row[1])
+        words = visible_text(row[1])
         assert all(number(amount) in words for amount in decision["decision"].values())
         assert number(decision["expected_cost"]) in words
 
 
-def test_reasons_are_those_of_the_api_and_add_up(client: TestClient, browser: TestClient, posterior: Json) -> None:
-    part = browser.get(f"/posteriors/{posterior['id']}/decide/why", params=typed(SATURDAY), headers=PART)
-    told = answer_of(client, posterior, "prescribe", contexts=[SATURDAY], include=["sensitivity", "neighbours"])
-    one, words = told["prescriptions"][0], text_of(part.text)
+def test_drivers_match_the_api_and_add_up(client: TestClient, browser: TestClient, posterior: Json) -> None:
+    part = browser.get(f"/posteriors/{posterior['id']}/decide/why", params=context_fields(SATURDAY), headers=PART)
+    result = call_api(client, posterior, "prescribe", contexts=[SATURDAY], include=["sensitivity", "neighbours"])
+    one, words = result["prescriptions"][0], visible_text(part.text)
     for about in one["sensitivity"]["attribution"]["outcomes"].values():
         assert f"prediction {number(about['prediction'])}" in words
         for amount in about["contributions"].values():
@@ -333,7 +343,7 @@ def test_reasons_are_those_of_the_api_and_add_up(client: TestClient, browser: Te
     assert f"{number(abs(moved), 3)} {'more' if moved > 0 else 'fewer'} croissants" in words
     nearest = one["neighbours"]["rows"][0]
     assert number(nearest["cost"]) in words
-    whole = browser.get(f"/posteriors/{posterior['id']}/decide/why", params=typed(SATURDAY))
+    whole = browser.get(f"/posteriors/{posterior['id']}/decide/why", params=context_fields(SATURDAY))
     assert "<html" in whole.text
     assert "Adds up" in whole.text
 
@@ -341,7 +351,7 @@ def test_reasons_are_those_of_the_api_and_add_up(client: TestClient, browser: Te
 # other problems and histories
 
 
-def test_a_date_is_the_first_that_is_not_known_yet_and_keys_are_chosen(
+def test_the_form_starts_at_the_lead_date_and_offers_known_series(
     client: TestClient, browser: TestClient, shops: Json
 ) -> None:
     address = f"/posteriors/{shops['id']}/decide"
@@ -350,35 +360,40 @@ def test_a_date_is_the_first_that_is_not_known_yet_and_keys_are_chosen(
     assert "The history ends at 2024-03-30; you decide 3 days ahead." in page
     assert "<option selected>south</option>" in page
     context = {"day": "2024-04-01", "shop": "north", "promotion": 1}
-    told = answer_of(client, shops, "prescribe", contexts=[context])["prescriptions"][0]
-    assert figure(browser.get(address, params=typed(context)).text, "expected") == number(told["expected_cost"])
-    late = browser.get(address, params=typed(context | {"day": "2024-04-03"}))
+    result = call_api(client, shops, "prescribe", contexts=[context])["prescriptions"][0]
+    assert figure(browser.get(address, params=context_fields(context)).text, "expected") == number(
+        result["expected_cost"]
+    )
+    late = browser.get(address, params=context_fields(context | {"day": "2024-04-03"}))
     assert late.status_code == 422
     assert "append newer rows" in late.text
-    assert browser.get(address, params=typed(context | {"day": "soon"})).text.count('type="text" value="soon"') == 1
+    assert (
+        browser.get(address, params=context_fields(context | {"day": "soon"})).text.count('type="text" value="soon"')
+        == 1
+    )
 
 
-def test_reasons_are_told_where_a_key_has_two_values(browser: TestClient, shops: Json) -> None:
+def test_drivers_work_for_a_series_column_with_two_values(browser: TestClient, shops: Json) -> None:
     context = {"day": "2024-04-01", "shop": "north", "promotion": 1}
-    part = browser.get(f"/posteriors/{shops['id']}/decide/why", params=typed(context), headers=PART)
+    part = browser.get(f"/posteriors/{shops['id']}/decide/why", params=context_fields(context), headers=PART)
     assert part.status_code == 200
     assert "south" in part.text
 
 
-def test_later_steps_and_their_costs_are_told_of_two_stage_problems(client: TestClient, browser: TestClient) -> None:
+def test_two_stage_problems_show_recourse_and_first_stage_cost(client: TestClient, browser: TestClient) -> None:
     rows = [{"rain": n % 6, "load": 20 + 3 * (n % 6) + n % 4} for n in range(60)]
     dataset = create_dataset(client, outcomes=["load"], rows=rows)
     problem = answered(client.post("/v1/problems", json={"name": "trucks", "spec": TRUCKS}), 201)
     trucks = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
     page = browser.get(f"/posteriors/{trucks['id']}/decide", params={"c.rain": "2"}).text
-    told = answer_of(client, trucks, "prescribe", contexts=[{"rain": 2}], include=["recourse"])["prescriptions"][0]
-    expected = told["recourse"]["expected"]["courier"]
-    words = text_of(page)
-    assert f"The decision costs {number(told['recourse']['first_stage_cost'])}" in words
+    result = call_api(client, trucks, "prescribe", contexts=[{"rain": 2}], include=["recourse"])["prescriptions"][0]
+    expected = result["recourse"]["expected"]["courier"]
+    words = visible_text(page)
+    assert f"The decision costs {number(result['recourse']['first_stage_cost'])}" in words
     assert f"courier {number(expected['amount'])} {100 * expected['used_in']:.0f} %" in words
 
 
-def test_what_is_chosen_is_named_where_everything_is_a_yes_or_no(client: TestClient, browser: TestClient) -> None:
+def test_binary_decisions_are_listed_by_name(client: TestClient, browser: TestClient) -> None:
     items = [f"stall {n}" for n in range(14)]
     spec = {
         "kind": "knapsack",
@@ -390,33 +405,31 @@ def test_what_is_chosen_is_named_where_everything_is_a_yes_or_no(client: TestCli
     problem = answered(client.post("/v1/problems", json={"name": "market", "spec": spec}), 201)
     market = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
     page = browser.get(f"/posteriors/{market['id']}/decide", params={"c.sun": "3"}).text
-    told = answer_of(client, market, "prescribe", contexts=[{"sun": 3}])["prescriptions"][0]
-    taken = [name for name, amount in told["decision"].items() if amount > 0.5]
+    result = call_api(client, market, "prescribe", contexts=[{"sun": 3}])["prescriptions"][0]
+    taken = [name for name, amount in result["decision"].items() if amount > 0.5]
     assert f'<p class="chosen">{", ".join(taken)}</p>' in page
-    assert figure(page, "expected") == number(told["facts"]["expected_value"])
-    # One of many entries has a handle at a time.
+    assert figure(page, "expected") == number(result["facts"]["expected_value"])
+    # With many entries, only one slider is visible at a time.
     assert len(re.findall(r'class="try" data-entry="[^"]+" hidden', page)) == 13
 
 
-def test_portfolios_say_what_else_there_is_to_know_of_them(client: TestClient, browser: TestClient) -> None:
+def test_portfolios_show_their_expected_return(client: TestClient, browser: TestClient) -> None:
     spec = {name: value for name, value in FUND.items() if name != "target_return"}
     spec |= {"kind": "mean_variance_portfolio", "risk_aversion": 20}
     problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)
     dataset = create_dataset(client, outcomes=["shares", "bonds", "gold"], rows=months())
     fund = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
     context = {"mood": 0.5, "rates": -1}
-    page = browser.get(f"/posteriors/{fund['id']}/decide", params=typed(context)).text
-    facts = answer_of(client, fund, "prescribe", contexts=[context])["prescriptions"][0]["facts"]
-    assert f"expected return {number(facts['expected_return'])}" in text_of(page)
+    page = browser.get(f"/posteriors/{fund['id']}/decide", params=context_fields(context)).text
+    facts = call_api(client, fund, "prescribe", contexts=[context])["prescriptions"][0]["facts"]
+    assert f"expected return {number(facts['expected_return'])}" in visible_text(page)
     assert 'name="rest" value="free" checked' in page
-    refused = browser.get(f"/posteriors/{fund['id']}/decide", params=typed(context) | {"risk": "0.5"})
+    refused = browser.get(f"/posteriors/{fund['id']}/decide", params=context_fields(context) | {"risk": "0.5"})
     assert refused.status_code == 422
     assert "expected cost only" in refused.text
 
 
-def test_without_its_history_a_posterior_is_asked_with_the_middle_of_it(
-    client: TestClient, browser: TestClient
-) -> None:
+def test_without_its_history_the_form_starts_at_median_values(client: TestClient, browser: TestClient) -> None:
     alone = learned(client)
     with transaction() as session:
         row = session.get_one(PosteriorRow, alone["id"])
@@ -424,12 +437,12 @@ def test_without_its_history_a_posterior_is_asked_with_the_middle_of_it(
     answer = browser.get(f"/posteriors/{alone['id']}/decide")
     assert answer.status_code == 200
     assert "median values" in answer.text
-    why = browser.get(f"/posteriors/{alone['id']}/decide/why", params=typed(SATURDAY), headers=PART)
+    why = browser.get(f"/posteriors/{alone['id']}/decide/why", params=context_fields(SATURDAY), headers=PART)
     assert why.status_code == 200
     assert "Drivers of the prediction" in why.text
 
 
-def test_columns_and_entries_may_be_called_anything(client: TestClient, browser: TestClient) -> None:
+def test_any_column_and_entry_names_work_and_are_escaped(client: TestClient, browser: TestClient) -> None:
     odd, item = 'a "b" <i>/~é&=', 'rolls & <b>"x"</b>'
     rows = [{odd: n % 7, "kind": "p<q" if n % 2 else "r'\"s", item: 10 + n % 7} for n in range(60)]
     dataset = create_dataset(client, outcomes=[item], rows=rows)
@@ -438,18 +451,18 @@ def test_columns_and_entries_may_be_called_anything(client: TestClient, browser:
     found = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
     address = f"/posteriors/{found['id']}/decide"
     context = {odd: 3, "kind": "p<q"}
-    page = browser.get(address, params=typed(context)).text
+    page = browser.get(address, params=context_fields(context)).text
     assert "<i>" not in page
     assert '<b>"x"' not in page
-    told = answer_of(client, found, "prescribe", contexts=[context])["prescriptions"][0]
-    assert figure(page, "expected") == number(told["expected_cost"])
-    wrong = browser.get(address, params=typed(context | {odd: "much"}))
+    result = call_api(client, found, "prescribe", contexts=[context])["prescriptions"][0]
+    assert figure(page, "expected") == number(result["expected_cost"])
+    wrong = browser.get(address, params=context_fields(context | {odd: "much"}))
     assert "is not a number" in re.findall(r'id="field0-wrong">(.*?)</p>', wrong.text)[0]
-    given = typed(context) | {"csrf": token(browser, address), "all": "1", "entry": item, f"d.{item}": "5"}
+    fields = context_fields(context) | {"csrf": token(browser, address), "all": "1", "entry": item, f"d.{item}": "5"}
     for part in ("evaluate", "curve"):
-        assert browser.post(f"{address}/{part}", data=given, headers=PART).status_code == 200
+        assert browser.post(f"{address}/{part}", data=fields, headers=PART).status_code == 200
     for part in ("why", "others"):
-        assert browser.get(f"{address}/{part}", params=typed(context), headers=PART).status_code == 200
+        assert browser.get(f"{address}/{part}", params=context_fields(context), headers=PART).status_code == 200
 
 
 # whole tables
@@ -462,46 +475,48 @@ TABLE = """day\tweekday\tTemperature\train\tpromotion\tholiday
 """
 
 
-def pasted(browser: TestClient, posterior: Json, table: str, **more: Any) -> Any:
+def paste_table(browser: TestClient, posterior: Json, table: str, **more: Any) -> Any:
     address = f"/posteriors/{posterior['id']}/decide/table"
     files = {"file": more.pop("file")} if "file" in more else None
     return browser.post(address, data={"csrf": token(browser, address), "table": table} | more, files=files)
 
 
-def test_a_pasted_table_is_decided_for_row_by_row(client: TestClient, browser: TestClient, posterior: Json) -> None:
-    page = pasted(browser, posterior, TABLE)
+def test_a_pasted_table_is_decided_row_by_row(client: TestClient, browser: TestClient, posterior: Json) -> None:
+    page = paste_table(browser, posterior, TABLE)
     assert page.status_code == 200
-    words = text_of(page.text)
+    words = visible_text(page.text)
     assert "2 of 4 rows decided" in words
     assert "'weekday' was never seen in the history with this value" in words
     assert "This line has 3 values, but the header has 6 names" in words
     monday = SATURDAY | {"weekday": "MON", "temperature": 4, "rain": 6.5, "promotion": 0}
     for context in (SATURDAY, monday):
-        told = answer_of(client, posterior, "prescribe", contexts=[context])["prescriptions"][0]
-        assert number(told["expected_cost"]) in words
-        assert all(number(amount) in words for amount in told["decision"].values())
+        result = call_api(client, posterior, "prescribe", contexts=[context])["prescriptions"][0]
+        assert number(result["expected_cost"]) in words
+        assert all(number(amount) in words for amount in result["decision"].values())
     assert re.search(r'href="/log/pres_\w+"', page.text)
     assert html.escape(TABLE) in page.text
 
 
-def test_the_decisions_for_a_table_can_be_taken_away(client: TestClient, browser: TestClient, posterior: Json) -> None:
-    answer = pasted(browser, posterior, TABLE, **{"as": "csv"})
+def test_decisions_for_a_table_can_be_downloaded_as_csv(
+    client: TestClient, browser: TestClient, posterior: Json
+) -> None:
+    answer = paste_table(browser, posterior, TABLE, **{"as": "csv"})
     assert answer.headers["content-type"].startswith("text/csv")
     assert "attachment" in answer.headers["content-disposition"]
     rows = list(csv.DictReader(io.StringIO(answer.text)))
-    told = answer_of(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
+    result = call_api(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
     assert rows[0]["day"] == "'=1+1"
-    assert float(rows[0]["decision.croissants"]) == told["decision"]["croissants"]
-    assert float(rows[0]["expected_cost"]) == told["expected_cost"]
-    assert float(rows[0]["cost_quantiles.0.95"]) == told["cost_quantiles"]["0.95"]
+    assert float(rows[0]["decision.croissants"]) == result["decision"]["croissants"]
+    assert float(rows[0]["expected_cost"]) == result["expected_cost"]
+    assert float(rows[0]["cost_quantiles.0.95"]) == result["cost_quantiles"]["0.95"]
     assert [row["status"] for row in rows] == ["optimal", "refused", "refused", "optimal"]
     assert "never seen" in rows[1]["reason"]
     assert rows[1]["expected_cost"] == ""
 
 
-def test_a_table_none_of_whose_rows_can_be_used_says_why_for_each(browser: TestClient, posterior: Json) -> None:
-    page = pasted(browser, posterior, "weekday,temperature,rain,promotion,holiday\nX,1,1,1,1\nSAT,warm,1,1,1\n")
-    words = text_of(page.text)
+def test_a_table_without_valid_rows_gives_a_reason_for_each(browser: TestClient, posterior: Json) -> None:
+    page = paste_table(browser, posterior, "weekday,temperature,rain,promotion,holiday\nX,1,1,1,1\nSAT,warm,1,1,1\n")
+    words = visible_text(page.text)
     assert page.status_code == 200
     assert "0 of 2 rows decided" in words
     assert "'weekday' was never seen" in words
@@ -509,62 +524,62 @@ def test_a_table_none_of_whose_rows_can_be_used_says_why_for_each(browser: TestC
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ("", "Paste a header line with the column names"),
         ("weekday,rain\nSAT,1", "The header lacks temperature, promotion, holiday"),
         ("weekday\n", "Paste a header line with the column names"),
     ],
 )
-def test_what_is_no_table_is_refused_and_stays_where_it_was(
-    browser: TestClient, posterior: Json, table: str, said: str
+def test_invalid_tables_are_rejected_and_stay_in_the_form(
+    browser: TestClient, posterior: Json, table: str, message: str
 ) -> None:
-    answer = pasted(browser, posterior, table)
+    answer = paste_table(browser, posterior, table)
     assert answer.status_code == 422
-    assert said in answer.text
+    assert message in answer.text
     assert html.escape(table.strip()) in answer.text
     file = ("x.csv", b"\xff\xfe\x00broken")
-    assert "not CSV, Excel or Parquet" in pasted(browser, posterior, "", file=file).text
+    assert "not CSV, Excel or Parquet" in paste_table(browser, posterior, "", file=file).text
 
 
-def test_a_file_of_contexts_does_as_well(browser: TestClient, posterior: Json) -> None:
-    page = pasted(browser, posterior, "", file=("days.csv", TABLE.encode()))
-    assert "2 of 4 rows decided" in text_of(page.text)
+def test_a_file_of_contexts_is_decided_like_a_pasted_table(browser: TestClient, posterior: Json) -> None:
+    page = paste_table(browser, posterior, "", file=("days.csv", TABLE.encode()))
+    assert "2 of 4 rows decided" in visible_text(page.text)
 
 
 def test_a_long_table_becomes_a_job(browser: TestClient, posterior: Json) -> None:
     head, first, *_ = TABLE.splitlines()
-    answer = pasted(browser, posterior, "\n".join([head] + [first] * 501))
+    answer = paste_table(browser, posterior, "\n".join([head] + [first] * 501))
     assert answer.status_code == 303
     assert re.fullmatch(r"/jobs/job_\w+", answer.headers["location"])
 
 
-def test_tables_are_posted_with_their_token(browser: TestClient, posterior: Json) -> None:
+def test_posting_a_table_needs_a_csrf_token(browser: TestClient, posterior: Json) -> None:
     assert browser.post(f"/posteriors/{posterior['id']}/decide/table", data={"table": TABLE}).status_code == 403
 
 
 # keys
 
 
-def test_a_key_that_may_read_may_decide_and_start_nothing(
+def test_a_read_only_key_can_decide_but_not_start_jobs(
     browser: TestClient, posterior: Json, make_key: Callable[[str], str]
 ) -> None:
     address = f"/posteriors/{posterior['id']}/decide"
     key = make_key("read")
     wait_until("a key is needed", lambda: browser.get(address).status_code == 303)
     assert browser.post("/login", data={"csrf": token(browser, "/login"), "key": key}).status_code == 303
-    page = browser.get(address, params=typed(SATURDAY))
+    page = browser.get(address, params=context_fields(SATURDAY))
     assert page.status_code == 200
     assert "this key can view and decide" in page.text
     assert "Authorization: Bearer $BCO_API_KEY" in html.unescape(page.text)
-    sent = browser.post(address, data=typed(SATURDAY) | {"csrf": token(browser, address)})
+    sent = browser.post(address, data=context_fields(SATURDAY) | {"csrf": token(browser, address)})
     assert sent.status_code == 303
     assert "run as a job" not in browser.get(f"{address}/table").text
     head, first, *_ = TABLE.splitlines()
-    long = pasted(browser, posterior, "\n".join([head] + [first] * 501))
+    long = paste_table(browser, posterior, "\n".join([head] + [first] * 501))
     assert long.status_code == 403
     assert "needs a key with the scope train" in long.text
-    assert "decided" in text_of(pasted(browser, posterior, TABLE).text)
+    assert "decided" in visible_text(paste_table(browser, posterior, TABLE).text)
 
 
 # parts
@@ -582,12 +597,14 @@ def test_a_key_that_may_read_may_decide_and_start_nothing(
         ("41", "period", 2, "period", "45"),
     ],
 )
-def test_two_periods_later(last: str, unit: str, step: int, written: str, expected: str) -> None:
+def test_add_periods_finds_the_date_two_periods_later(
+    last: str, unit: str, step: int, written: str, expected: str
+) -> None:
     assert add_periods({"last": last, "unit": unit, "step": step, "format": written}, 2) == expected
 
 
 @pytest.mark.parametrize("separator", ["\t", ";", ","])
-def test_tables_are_separated_by_what_their_first_line_has(separator: str) -> None:
+def test_the_separator_is_taken_from_the_header_line(separator: str) -> None:
     text = separator.join(["a", '"b"', "C"]) + "\r\n" + separator.join(["1", f'"x{separator}y"', "3"])
     found = parse_table(text, {"c": "number", "b": "text"})
     assert found.context(found.rows[0], {"c": "number", "b": "text"}) == {"c": 3, "b": f"x{separator}y"}
@@ -615,9 +632,9 @@ def test_histograms_are_weighted() -> None:
         (1e9, EntryLimits(0.0, 1e9)),
     ],
 )
-def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rule: EntryLimits) -> None:
-    told = {"decision": {"a": amount}, "map": {"decision": {"a": amount}}, "facts": None}
-    (entry,) = entries_of(told, {"a": rule})
+def test_a_slider_range_contains_its_amount_and_respects_the_bounds(amount: float, rule: EntryLimits) -> None:
+    result = {"decision": {"a": amount}, "map": {"decision": {"a": amount}}, "facts": None}
+    (entry,) = entries_of(result, {"a": rule})
     assert entry.low <= amount <= entry.high
     assert entry.low < entry.high
     assert rule.minimum is None or entry.low >= rule.minimum
@@ -628,6 +645,6 @@ def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rul
     assert all(point % rule.step == 0 for point in points) if rule.step else len(points) >= 25
 
 
-def test_an_amount_is_written_with_digits_enough_to_be_the_same() -> None:
+def test_amounts_are_written_with_enough_digits_to_reproduce_them() -> None:
     assert EntryView("a", -0.0, None).written == "0"
     assert EntryView("a", 162.971547, None).written == "162.9715"

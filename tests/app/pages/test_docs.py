@@ -1,4 +1,4 @@
-"""The docs page needs nothing from outside, and what it shows can be sent as it is."""
+"""The API docs page: it loads nothing from outside, and its examples can be sent unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METHODS = ("get", "post", "put", "patch", "delete")
 
 @pytest.fixture(scope="module")
 def allowed_host(client: TestClient) -> Iterator[None]:
-    """The one that the example of a webhook names."""
+    """Allow the host that the webhook example names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BCO_WEBHOOK_HOSTS", "planner.example")
         get_settings.cache_clear()
@@ -43,7 +43,7 @@ def allowed_host(client: TestClient) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def demo(client: TestClient, allowed_host: None) -> Json:
-    """What the demo leaves behind, learned quickly: everything is called 'bakery', and other things are newer."""
+    """Create a quick version of the demo, named 'bakery', and newer objects with other names."""
     await_solvers(client)
     rows = bakery_rows(60)
     dataset = create_dataset(client, name=DEMO_NAME, rows=rows)
@@ -72,7 +72,7 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
                 yield method.upper(), path, entry[method]
 
 
-def resolved(document: Json, schema: Json) -> Json:
+def resolve(document: Json, schema: Json) -> Json:
     while "$ref" in schema:
         found: Any = document
         for part in schema["$ref"].removeprefix("#/").split("/"):
@@ -82,7 +82,7 @@ def resolved(document: Json, schema: Json) -> Json:
 
 
 def address(path: str, operation: Json) -> str:
-    """The path with the example of each of its parameters."""
+    """Fill the path with the examples of its parameters."""
     for parameter in operation.get("parameters", []):
         if parameter["in"] == "path":
             path = path.replace(f"{{{parameter['name']}}}", parameter["example"])
@@ -107,23 +107,23 @@ def test_the_docs_page_and_all_it_loads_come_from_this_service(client: TestClien
     assert not re.search(r"https?://|//cdn", page.text)
 
 
-def test_the_pages_style_loads_nothing_from_outside(client: TestClient) -> None:
+def test_the_stylesheet_loads_nothing_from_outside(client: TestClient) -> None:
     style = client.get("/docs/assets/swagger-ui.css")
     assert style.headers["content-type"].startswith("text/css")
     assert "url(" in style.text
     assert re.findall(r"""@import|url\((?!\s*["']?data:)[^)]*""", style.text) == []
 
 
-def test_the_page_does_not_ask_an_outside_validator(client: TestClient) -> None:
+def test_the_page_uses_no_external_validator(client: TestClient) -> None:
     assert "validatorUrl: null" in client.get("/docs/start.js").text
 
 
-def test_pages_lead_to_the_docs_and_the_docs_are_open(client: TestClient) -> None:
+def test_the_home_page_links_to_the_docs(client: TestClient) -> None:
     assert 'href="/docs"' in client.get("/").text
     assert client.get("/docs").status_code == 200
 
 
-def test_files_beside_the_assets_cannot_be_read(client: TestClient) -> None:
+def test_files_outside_the_assets_folder_cannot_be_read(client: TestClient) -> None:
     for path in ("../__init__.py", "%2e%2e/__init__.py", "..%2f__init__.py", "/etc/passwd"):
         assert client.get(f"/docs/assets/{path}").status_code == 404
 
@@ -131,7 +131,7 @@ def test_files_beside_the_assets_cannot_be_read(client: TestClient) -> None:
 # the document
 
 
-def test_the_document_names_every_address_and_no_outside_server(client: TestClient, document: Json) -> None:
+def test_the_openapi_document_lists_every_path_and_no_server(client: TestClient, document: Json) -> None:
     assert {(method, path) for method, path, _ in operations(document)} >= {
         ("POST", "/v1/problems"),
         ("GET", "/v1/problems"),
@@ -157,11 +157,11 @@ def test_the_document_names_every_address_and_no_outside_server(client: TestClie
     assert "servers" not in document
 
 
-def test_every_reference_in_the_document_leads_somewhere(document: Json) -> None:
+def test_every_reference_in_the_document_resolves(document: Json) -> None:
     references = set(re.findall(r"'\$ref': '([^']+)'", str(document)))
     assert references
     for reference in references:
-        assert resolved(document, {"$ref": reference})
+        assert resolve(document, {"$ref": reference})
 
 
 def test_errors_are_documented_as_problem_json_for_every_operation(document: Json) -> None:
@@ -176,7 +176,7 @@ def test_every_request_body_has_an_example(document: Json) -> None:
     assert len(bodies) >= 5
     for path, content in bodies:
         for kind, entry in content.items():
-            schema = resolved(document, entry["schema"])
+            schema = resolve(document, entry["schema"])
             if kind == "application/json":
                 assert schema["examples"], path
             else:
@@ -184,7 +184,7 @@ def test_every_request_body_has_an_example(document: Json) -> None:
                 assert all(schema["properties"][name]["examples"] for name in required), path
 
 
-def test_every_path_parameter_has_the_id_of_the_demos_own_object_as_its_example(document: Json, demo: Json) -> None:
+def test_path_parameter_examples_are_ids_of_the_demo(document: Json, demo: Json) -> None:
     expected = {
         "problem_id": demo["problem_id"],
         "dataset_id": demo["dataset_id"],
@@ -209,7 +209,7 @@ def send_example(client: TestClient, document: Json, method: str, path: str, ope
     target = address(path, operation)
     answers = []
     for kind, entry in operation["requestBody"]["content"].items():
-        schema = resolved(document, entry["schema"])
+        schema = resolve(document, entry["schema"])
         if kind == "application/json":
             answers += [client.request(method, target, json=example) for example in schema["examples"]]
         else:
@@ -221,7 +221,7 @@ def send_example(client: TestClient, document: Json, method: str, path: str, ope
     return answers
 
 
-def test_every_request_example_can_be_sent_as_it_is(client: TestClient, document: Json) -> None:
+def test_every_request_example_succeeds_unchanged(client: TestClient, document: Json) -> None:
     sent = 0
     for method, path, operation in operations(document):
         if "requestBody" in operation:
@@ -231,15 +231,15 @@ def test_every_request_example_can_be_sent_as_it_is(client: TestClient, document
     assert sent >= 5
 
 
-def test_every_read_with_the_example_ids_answers(client: TestClient, document: Json) -> None:
+def test_every_get_with_the_example_ids_succeeds(client: TestClient, document: Json) -> None:
     # The demo makes no alias; the page's own example does.
     alias = "/v1/aliases/{name}"
     (made,) = send_example(client, document, "PUT", alias, document["paths"][alias]["put"])
     assert made.status_code == 200, made.text
     read = 0
     for method, path, operation in operations(document):
-        # The story of a job that waits has no end, one that learns makes no file, and a bakery is no linear model: they
-        # have tests of their own.
+        # Other tests cover these: the events of a queued job do not end, a learn job has no result file, and the bakery
+        # is not a linear model.
         if method == "GET" and not path.endswith(("/events", "/result", "/over-time", "/compiled", "/mps")):
             answer = client.get(address(path, operation))
             assert answer.status_code == 200, f"{path}: {answer.text}"
@@ -247,7 +247,7 @@ def test_every_read_with_the_example_ids_answers(client: TestClient, document: J
     assert read >= 12
 
 
-def test_the_job_that_the_example_makes_can_be_run_and_prescribed_from(client: TestClient, document: Json) -> None:
+def test_the_example_job_runs_and_its_posterior_prescribes(client: TestClient, document: Json) -> None:
     schema = document["components"]["schemas"]["LearnRequest"]
     (example,) = schema["examples"]
     small = example | {"predictor": {"kind": "linear"}, "inference": QUICK}
@@ -260,7 +260,7 @@ def test_the_job_that_the_example_makes_can_be_run_and_prescribed_from(client: T
     assert [answer.status_code for answer in send_example(client, newest, "POST", path, operation)] == [200]
 
 
-def test_the_newest_job_of_the_demo_can_be_cancelled_from_the_docs_page(client: TestClient, demo: Json) -> None:
+def test_the_cancel_example_names_the_newest_job_of_the_demo(client: TestClient, demo: Json) -> None:
     ids = {"problem_id": demo["problem_id"], "dataset_id": demo["dataset_id"]}
     job = create_job(client, name=DEMO_NAME, **ids)
     document = answered(client.get("/openapi.json"))
@@ -270,11 +270,11 @@ def test_the_newest_job_of_the_demo_can_be_cancelled_from_the_docs_page(client: 
     assert client.post(target).status_code == 202
 
 
-# before anything is there
+# before the migration
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def unmigrated(request: pytest.FixtureRequest, empty_database: Callable[[str], str]) -> Iterator[TestClient]:
+def unmigrated_client(request: pytest.FixtureRequest, empty_database: Callable[[str], str]) -> Iterator[TestClient]:
     with (
         service_on(empty_database(request.param)),
         TestClient(create_app(), raise_server_exceptions=False) as client,
@@ -282,9 +282,9 @@ def unmigrated(request: pytest.FixtureRequest, empty_database: Callable[[str], s
         yield client
 
 
-def test_a_process_lives_and_is_not_ready_until_its_database_is_migrated(unmigrated: TestClient) -> None:
-    assert unmigrated.get("/livez").text == "ok"
-    response = unmigrated.get("/readyz")
+def test_a_process_is_live_but_not_ready_before_migration(unmigrated_client: TestClient) -> None:
+    assert unmigrated_client.get("/livez").text == "ok"
+    response = unmigrated_client.get("/readyz")
     assert response.status_code == 503
     assert response.headers["content-type"] == "application/problem+json"
     assert response.json()["type"] == "urn:bco:error:unavailable"
@@ -292,12 +292,12 @@ def test_a_process_lives_and_is_not_ready_until_its_database_is_migrated(unmigra
     assert "SELECT" not in response.text
 
 
-def test_the_docs_page_can_be_read_before_the_database_is_migrated(unmigrated: TestClient) -> None:
-    assert unmigrated.get("/docs").status_code == 200
-    assert unmigrated.get("/openapi.json").status_code == 200
+def test_the_docs_page_can_be_read_before_the_database_is_migrated(unmigrated_client: TestClient) -> None:
+    assert unmigrated_client.get("/docs").status_code == 200
+    assert unmigrated_client.get("/openapi.json").status_code == 200
 
 
-def test_a_process_is_not_ready_while_its_database_cannot_be_reached() -> None:
+def test_a_process_is_not_ready_without_its_database() -> None:
     with service_on("postgresql://nobody@/nowhere?host=/nonexistent"):
         client = TestClient(create_app(), raise_server_exceptions=False)
         assert client.get("/livez").status_code == 200

@@ -1,4 +1,4 @@
-"""Numbers that people type into forms."""
+"""Parsing numbers typed into forms."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from app.pages.forms import parse_number
         ("1\N{NO-BREAK SPACE}200", 1200),
     ],
 )
-def test_a_number_has_a_point_or_a_comma_for_decimals(typed: str, number: float) -> None:
+def test_numbers_may_use_a_decimal_point_or_comma(typed: str, number: float) -> None:
     assert parse_number(typed) == number
 
 
 @pytest.mark.parametrize("typed", ["", "x", "1.234,5", "1,200", "nan", "inf", "1e999", "1_000", "about 3"])
-def test_text_that_is_no_number_stays_text(typed: str) -> None:
+def test_text_that_is_not_a_number_stays_text(typed: str) -> None:
     assert parse_number(f" {typed} ") == typed

@@ -1,4 +1,4 @@
-"""The home page: it teaches who has nothing yet, loads the demo by one click, and shows what is here and what runs."""
+"""The home page: first steps in an empty workspace, the demo, running jobs and the latest decisions."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def cancel_all(client: TestClient) -> None:
             client.post(f"/v1/jobs/{job['id']}/cancel")
 
 
-def test_who_has_nothing_is_taught_in_four_steps_and_shown_the_demo(browser: TestClient) -> None:
+def test_an_empty_workspace_shows_four_steps_and_the_demo(browser: TestClient) -> None:
     page = look(browser, "/")
-    said = words(page)
+    shown = words(page)
     for step in ("Four steps", "Data", "Problem", "Train", "Decide"):
-        assert step in said
+        assert step in shown
     for address in ("/datasets/new", "/problems/new", "/jobs/new"):
         assert f'href="{address}"' in page.text
     assert 'action="/demo"' in page.text
-    # the same without a page
-    assert "bco sample bakery.csv" in said
+    # the same steps on the command line
+    assert "bco sample bakery.csv" in shown
     assert "/v1/datasets/upload" in page.text
     assert len(page.content) < 100_000
 
 
-def test_a_reader_of_nothing_is_told_who_can_change_that(client: TestClient) -> None:
+def test_a_read_only_key_in_an_empty_workspace_cannot_load_the_demo(client: TestClient) -> None:
     with people(client) as log_in:
         reader = log_in("read")
         page = look(reader, "/")
@@ -44,14 +44,12 @@ def test_a_reader_of_nothing_is_told_who_can_change_that(client: TestClient) -> 
     assert answered(client.get("/v1/problems"))["items"] == []
 
 
-def test_the_demo_needs_a_form_of_ours(browser: TestClient, client: TestClient) -> None:
+def test_loading_the_demo_needs_a_csrf_token(browser: TestClient, client: TestClient) -> None:
     assert browser.post("/demo", data={"csrf": "guessed"}).status_code == 403
     assert answered(client.get("/v1/jobs"))["items"] == []
 
 
-def test_one_click_loads_what_the_command_loads_and_a_second_leads_to_the_same(
-    browser: TestClient, client: TestClient
-) -> None:
+def test_the_demo_button_loads_the_same_demo_as_the_command_once(browser: TestClient, client: TestClient) -> None:
     address = send(browser, "/demo").headers["location"]
     found = re.fullmatch(r"/jobs/(job_\w+)", address)
     assert found is not None
@@ -61,7 +59,7 @@ def test_one_click_loads_what_the_command_loads_and_a_second_leads_to_the_same(
     assert {problem["name"], dataset["name"], job["name"]} == {demo.DEMO_NAME}
     spec = demo.example_problem()["spec"]
     pairs = zip(spec["items"], problem["spec"]["items"], strict=True)
-    items = [{name: made[name] for name in asked} for asked, made in pairs]
+    items = [{name: created[name] for name in expected} for expected, created in pairs]
     assert items == spec["items"]
     history = demo.split_history()[0]
     assert dataset["rows"] == len(history) == 880
@@ -70,13 +68,13 @@ def test_one_click_loads_what_the_command_loads_and_a_second_leads_to_the_same(
     assert (job["spec"]["seed"], job["spec"]["inference"]["method"]) == (7, "auto")
     assert send(browser, "/demo").headers["location"] == address
     assert len(answered(client.get("/v1/jobs"))["items"]) == 1
-    # one that was given up does not count
+    # a cancelled job does not count
     client.post(f"/v1/jobs/{job['id']}/cancel")
     assert send(browser, "/demo").headers["location"] != address
     cancel_all(client)
 
 
-def test_what_runs_is_shown_and_asked_for_again_only_while_it_does(browser: TestClient, client: TestClient) -> None:
+def test_the_page_polls_running_jobs_only_while_they_run(browser: TestClient, client: TestClient) -> None:
     assert "hx-trigger" not in look(browser, "/").text
     job = create_job(client, name="croissants tomorrow")
     page = look(browser, "/")
@@ -99,7 +97,7 @@ def test_what_runs_is_shown_and_asked_for_again_only_while_it_does(browser: Test
     assert "No jobs are running" in words(look(browser, "/"))
 
 
-def test_what_is_here_and_what_was_prescribed_last_are_shown(
+def test_the_page_shows_posteriors_and_the_latest_decisions(
     browser: TestClient, client: TestClient, settings: Callable[..., None]
 ) -> None:
     posterior = learned(client, name="bakery at noon")
@@ -107,21 +105,21 @@ def test_what_is_here_and_what_was_prescribed_last_are_shown(
     answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     assert client.app.state.log.flush(10)  # type: ignore[attr-defined]
     page = look(browser, "/")
-    said = words(page)
-    assert "Four steps" not in said
+    shown = words(page)
+    assert "Four steps" not in shown
     assert f'href="/posteriors/{posterior["id"]}/decide"' in page.text
     assert f'href="/log/{answer["id"]}"' in page.text
-    assert "weekday MON" in said
-    assert "and 1 more context" in said
-    assert "bakery at noon" in said
+    assert "weekday MON" in shown
+    assert "and 1 more context" in shown
+    assert "bakery at noon" in shown
     settings(log_prescriptions=False)
     assert "Logging is off" in words(look(browser, "/"))
 
 
-def test_two_workspaces_see_their_own(client: TestClient) -> None:
+def test_each_workspace_sees_only_its_own_objects(client: TestClient) -> None:
     with people(client) as log_in:
         here, elsewhere = log_in(), log_in(workspace="other")
         assert "bakery at noon" in words(look(here, "/"))
-        said = words(look(elsewhere, "/"))
-        assert "bakery at noon" not in said
-        assert "Four steps" in said
+        shown = words(look(elsewhere, "/"))
+        assert "bakery at noon" not in shown
+        assert "Four steps" in shown

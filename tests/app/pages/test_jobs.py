@@ -1,4 +1,4 @@
-"""Pages about jobs: lists, the form with the API's own sentences, and a job before, while and after it runs."""
+"""Pages about jobs: the list, the form with the API's messages, and a job before, during and after its run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ids(client: TestClient) -> Json:
 # lists
 
 
-def test_the_list_has_jobs_by_state_and_kind(client: TestClient, browser: TestClient, ids: Json) -> None:
+def test_the_list_can_be_filtered_by_state_and_kind(client: TestClient, browser: TestClient, ids: Json) -> None:
     queued = create_job(client, **ids, name="still waiting")
     done = learn(client, create_job(client, **ids, name="done already")["id"])
     shown = words(browser.get("/jobs"))
@@ -52,23 +52,23 @@ def test_the_list_has_jobs_by_state_and_kind(client: TestClient, browser: TestCl
     assert "still waiting" in words(only)
     assert "done already" not in words(only)
     assert f"/posteriors/{done['posterior_id']}" in browser.get("/jobs").text
-    # What has not ended is looked at again by itself.
+    # The page refreshes itself while a listed job is unfinished.
     assert 'hx-trigger="every 4s"' in only.text
     assert 'hx-trigger="every 4s"' not in browser.get("/jobs?state=succeeded").text
     assert browser.get("/jobs?state=asleep").status_code == 422
     service.cancel(DEFAULT_WORKSPACE, queued["id"])
 
 
-def test_choices_are_those_of_the_api() -> None:
+def test_the_form_offers_the_choices_of_the_api() -> None:
     assert set(job_pages.KINDS) == set(KINDS)
     assert set(job_pages.PREDICTORS) == {"auto", *PREDICTORS, BOOSTED}
     assert set(job_pages.POLICIES) == {"", *POLICIES}
 
 
-# a new one
+# the form
 
 
-def test_the_form_marks_data_that_go_with_the_problem(client: TestClient, browser: TestClient, ids: Json) -> None:
+def test_the_form_marks_data_sets_that_fit_the_problem(client: TestClient, browser: TestClient, ids: Json) -> None:
     create_dataset(client, name="temperatures", outcomes=["temperature"], contexts=["weekday"])
     page = browser.get("/jobs/new", params={"problem": ids["problem_id"]}).text
     assert "✓ days (60 rows)" in page
@@ -77,7 +77,7 @@ def test_the_form_marks_data_that_go_with_the_problem(client: TestClient, browse
     assert "✓ fits" in words(browser.get("/jobs/new", params=both))
 
 
-def test_what_will_be_sent_is_shown_and_is_as_short_as_can_be(browser: TestClient, ids: Json) -> None:
+def test_the_preview_shows_the_request_without_default_values(browser: TestClient, ids: Json) -> None:
     at = "/jobs/new"
     shown = words(send_form(browser, "/jobs/new/preview", FORM | ids, at=at))
     body = f'{{"problem_id": "{ids["problem_id"]}", "dataset_id": "{ids["dataset_id"]}", "seed": 0}}'
@@ -102,7 +102,7 @@ def test_what_will_be_sent_is_shown_and_is_as_short_as_can_be(browser: TestClien
         assert part in shown
 
 
-def test_features_are_asked_for_where_the_data_have_a_time(client: TestClient, browser: TestClient) -> None:
+def test_the_form_asks_for_features_only_if_the_data_has_a_time_column(client: TestClient, browser: TestClient) -> None:
     rows = [{"day": f"2024-01-{day:02}", "sold": day % 5} for day in range(1, 31)]
     timed = create_dataset(client, rows=rows, outcomes=["sold"], time="day")["id"]
     plain = create_dataset(client)["id"]
@@ -121,7 +121,7 @@ def test_features_are_asked_for_where_the_data_have_a_time(client: TestClient, b
     service.cancel(DEFAULT_WORKSPACE, job["id"])
 
 
-def test_the_form_makes_a_job(client: TestClient, browser: TestClient, ids: Json) -> None:
+def test_the_form_creates_a_job(client: TestClient, browser: TestClient, ids: Json) -> None:
     fields = FORM | ids | {"name": "by hand", "seed": "7", "method": "vi", "options": '{"epochs": 2, "members": 2}'}
     made = send_form(browser, "/jobs/new", fields, at="/jobs/new")
     assert made.status_code == 303
@@ -132,7 +132,7 @@ def test_the_form_makes_a_job(client: TestClient, browser: TestClient, ids: Json
 
 
 @pytest.mark.parametrize(
-    ("wrong", "beside"),
+    ("wrong", "error_id"),
     [
         ({"problem_id": ""}, "problem-wrong"),
         ({"dataset_id": "data_nowhere"}, "dataset-wrong"),
@@ -148,17 +148,17 @@ def test_the_form_makes_a_job(client: TestClient, browser: TestClient, ids: Json
         ({"name": "x" * 201}, "name-wrong"),
     ],
 )
-def test_wrong_choices_are_refused_beside_their_field(
-    client: TestClient, browser: TestClient, ids: Json, wrong: Json, beside: str
+def test_invalid_choices_show_an_error_at_their_field(
+    client: TestClient, browser: TestClient, ids: Json, wrong: Json, error_id: str
 ) -> None:
     before = counts()
     fields = FORM | ids | wrong
     page = send_form(browser, "/jobs/new", fields, at="/jobs/new")
     assert page.status_code == 422
     assert counts() == before
-    there = re.search(rf'id="{beside}"[^>]*>(.*?)</(p|div)>', page.text, re.DOTALL)
-    assert there is not None
-    sentence = words(there[1])
+    element = re.search(rf'id="{error_id}"[^>]*>(.*?)</(p|div)>', page.text, re.DOTALL)
+    assert element is not None
+    sentence = words(element[1])
     assert sentence
     if wrong != {"options": "{"}:
         body = job_pages._job_form(dict.fromkeys(job_pages.FIELDS, "") | job_pages.DEFAULTS | fields).body
@@ -166,7 +166,7 @@ def test_wrong_choices_are_refused_beside_their_field(
         assert any(detail.lower() in sentence.lower() for detail in details)
 
 
-def test_data_without_the_outcomes_are_refused_with_the_apis_sentence(client: TestClient, browser: TestClient) -> None:
+def test_data_without_the_outcomes_is_rejected_with_the_apis_message(client: TestClient, browser: TestClient) -> None:
     other = create_dataset(client, outcomes=["temperature"], contexts=["weekday"])["id"]
     fields = FORM | {"problem_id": create_problem(client)["id"], "dataset_id": other}
     page = send_form(browser, "/jobs/new", fields, at="/jobs/new")
@@ -175,12 +175,10 @@ def test_data_without_the_outcomes_are_refused_with_the_apis_sentence(client: Te
     assert "✕ does not fit" in words(page)
 
 
-# one of them
+# one job
 
 
-def test_a_job_that_waits_and_runs_can_be_watched_and_cancelled(
-    client: TestClient, browser: TestClient, ids: Json
-) -> None:
+def test_a_job_can_be_watched_cancelled_and_retried(client: TestClient, browser: TestClient, ids: Json) -> None:
     job_id = create_job(client, **ids, name="watched")["id"]
     address = f"/jobs/{job_id}"
     waiting = browser.get(address)
@@ -212,7 +210,7 @@ def test_a_job_that_waits_and_runs_can_be_watched_and_cancelled(
     assert "The job has already succeeded, so there is nothing to cancel" in words(late)
 
 
-def test_a_failed_job_says_why_in_large_letters(client: TestClient, browser: TestClient, ids: Json) -> None:
+def test_a_failed_job_shows_its_error(client: TestClient, browser: TestClient, ids: Json) -> None:
     job_id = create_job(client, **ids)["id"]
     attempt = service.start(job_id)
     assert attempt is not None
@@ -223,7 +221,7 @@ def test_a_failed_job_says_why_in_large_letters(client: TestClient, browser: Tes
     assert "Run again" in words(page)
 
 
-def test_a_job_that_has_learned_leads_on(
+def test_a_finished_learn_job_links_to_its_posterior(
     client: TestClient, browser: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
@@ -241,7 +239,7 @@ def test_a_job_that_has_learned_leads_on(
     assert "has been deleted" in words(browser.get(f"/jobs/{job['id']}"))
 
 
-def test_chains_are_shown_as_chains(client: TestClient, browser: TestClient) -> None:
+def test_a_chain_method_shows_one_trace_per_chain(client: TestClient, browser: TestClient) -> None:
     options = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60, "particles": 40}
     job_id = create_job(client, **prepare_fund(client), inference=options)["id"]
     assert 'id="trace-chains"' in browser.get(f"/jobs/{job_id}").text
@@ -251,7 +249,7 @@ def test_chains_are_shown_as_chains(client: TestClient, browser: TestClient) -> 
     assert "chain 2" in shown
 
 
-def test_other_jobs_lead_to_what_they_made(client: TestClient, browser: TestClient, ids: Json) -> None:
+def test_other_jobs_link_to_their_results(client: TestClient, browser: TestClient, ids: Json) -> None:
     posterior = learn(client, create_job(client, **ids)["id"])["posterior_id"]
     body = {"kind": "prescribe", "posterior_id": posterior, "dataset_id": ids["dataset_id"]}
     batch = answered(client.post("/v1/jobs", json=body), 202)["id"]
@@ -278,9 +276,9 @@ def epoch(number: int, cost: float, kl: float = 1.0) -> dict[str, Any]:
     return {"epoch": number, "risk": cost + 1, "kl": kl, "validation_cost": cost}
 
 
-def test_fits_stand_one_after_the_other_and_apart() -> None:
-    told = [epoch(1, 9), epoch(4, 5), epoch(1, 6, 30.0), epoch(3, 4, 20.0)]
-    cost, divergence = training_charts(told, None, "auto")
+def test_consecutive_fits_are_drawn_one_after_the_other() -> None:
+    figures = [epoch(1, 9), epoch(4, 5), epoch(1, 6, 30.0), epoch(3, 4, 20.0)]
+    cost, divergence = training_charts(figures, None, "auto")
     assert cost.x == [1, 4, 4.5, 5, 7]
     assert cost.series[0].values == [9, 5, None, 6, 4]
     assert [mark.text for mark in cost.marks] == ["fit 2"]
@@ -289,17 +287,17 @@ def test_fits_stand_one_after_the_other_and_apart() -> None:
     assert training_charts([], None, "auto")[0].x == []
 
 
-def test_the_first_epochs_do_not_press_the_others_flat() -> None:
-    told = [epoch(number, 500.0 if number == 1 else 20 + 1 / number) for number in range(1, 30)]
-    low, high = training_charts(told, None, "vi")[0].extra["yRange"]
+def test_the_axis_ignores_outliers_of_the_first_epochs() -> None:
+    figures = [epoch(number, 500.0 if number == 1 else 20 + 1 / number) for number in range(1, 30)]
+    low, high = training_charts(figures, None, "vi")[0].extra["yRange"]
     assert 20 < low < 21
     assert high < 30
     assert training_charts([epoch(number, 5.0) for number in range(1, 9)], None, "vi")[0].extra == {}
 
 
-def test_chains_share_an_axis_and_members_learn_apart() -> None:
-    told = [{"part": part, "step": step, "loss": part * step} for part in (2, 1) for step in (50, 100 * part)]
-    (chart,) = training_charts(told, None, "mh")
+def test_chains_share_an_axis_and_members_are_separate_series() -> None:
+    figures = [{"part": part, "step": step, "loss": part * step} for part in (2, 1) for step in (50, 100 * part)]
+    (chart,) = training_charts(figures, None, "mh")
     assert chart.x == [50, 100, 200]
     assert [one.name for one in chart.series] == ["chain 1", "chain 2"]
     assert chart.series[0].values == [50, 100, None]
@@ -308,7 +306,7 @@ def test_chains_share_an_axis_and_members_learn_apart() -> None:
     assert [one.name for one in training_charts(members, None, "vi")[0].series] == ["member 1", "member 2"]
 
 
-def test_what_the_posterior_knows_stands_in_for_a_short_log() -> None:
+def test_the_posteriors_trace_replaces_a_short_log() -> None:
     trace = [epoch(number, 10 - number) for number in range(1, 5)]
     assert training_charts([epoch(1, 9)], {"trace": trace}, "vi")[0].x == [1, 2, 3, 4]
     chains = {"chains": {"trace": [{"step": 1, "loss": [3.0, 4.0]}, {"step": 2, "loss": [2.0, 5.0]}]}}
@@ -316,7 +314,7 @@ def test_what_the_posterior_knows_stands_in_for_a_short_log() -> None:
     assert [one.values for one in chart.series] == [[3.0, 2.0], [4.0, 5.0]]
 
 
-def test_figures_are_those_since_the_job_was_asked_to_run_again() -> None:
+def test_figures_before_a_retry_are_dropped() -> None:
     lines = [
         {"text": "5%", "figures": [{"epoch": 1}]},
         {"text": "asked to run again", "figures": None},
@@ -326,10 +324,10 @@ def test_figures_are_those_since_the_job_was_asked_to_run_again() -> None:
     assert log_figures(lines) == [{"epoch": 2}]
 
 
-# doors
+# permissions
 
 
-def test_forms_without_their_token_are_refused(client: TestClient, browser: TestClient, ids: Json) -> None:
+def test_forms_without_a_csrf_token_are_rejected(client: TestClient, browser: TestClient, ids: Json) -> None:
     job_id = create_job(client, **ids)["id"]
     before = counts()
     for path in ("/jobs/new", "/jobs/new/preview", f"/jobs/{job_id}/cancel", f"/jobs/{job_id}/retry"):
@@ -340,7 +338,7 @@ def test_forms_without_their_token_are_refused(client: TestClient, browser: Test
     service.cancel(DEFAULT_WORKSPACE, job_id)
 
 
-def test_a_key_that_may_read_watches_and_changes_nothing(
+def test_a_read_only_key_can_watch_but_not_change_jobs(
     client: TestClient, browser: TestClient, ids: Json, make_key: Callable[[str], str]
 ) -> None:
     job_id = create_job(client, **ids)["id"]
@@ -350,18 +348,18 @@ def test_a_key_that_may_read_watches_and_changes_nothing(
     assert "Cancel" not in words(page)
     assert "data-running" in page.text
     assert "Start training" not in words(browser.get("/jobs/new"))
-    given = token(browser, "/jobs/new")
+    csrf = token(browser, "/jobs/new")
     before = counts()
     for path in ("/jobs/new", f"{address}/cancel", f"{address}/retry"):
-        assert browser.post(path, data=FORM | ids | {"csrf": given}).status_code == 403
+        assert browser.post(path, data=FORM | ids | {"csrf": csrf}).status_code == 403
     assert counts() == before
-    # Events need no key beside the session.
+    # The session alone is enough to follow events.
     service.cancel(DEFAULT_WORKSPACE, job_id)
     with browser.stream("GET", f"/v1/jobs/{job_id}/events") as events:
         assert events.status_code == 200
         assert "event: state" in events.read().decode()
 
 
-def test_a_job_that_is_not_there_is_not_found(browser: TestClient) -> None:
+def test_an_unknown_job_answers_404(browser: TestClient) -> None:
     for path in ("/jobs/job_nowhere", "/jobs/job_nowhere/traces"):
         assert browser.get(path).status_code == 404

@@ -1,4 +1,4 @@
-"""Pages about problems: every kind as a model, forms with the API's own sentences, files of models."""
+"""Pages about problems: every kind as a model, forms with the API's messages, and imported model files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNCERTAIN = {
 
 
 def items(*rows: dict[str, str], **more: Any) -> dict[str, Any]:
-    """The table of items as a browser sends it: every column is a list."""
+    """Return the item table as a browser sends it: every column is a list."""
     filled = [ITEM | row for row in rows]
     columns = {name: [row.get(name, "") for row in filled] for name in ("item", *ITEM)}
     return {"name": "rolls", "kind": "newsvendor", **columns, **more}
@@ -48,7 +48,7 @@ def items(*rows: dict[str, str], **more: Any) -> dict[str, Any]:
 # every kind
 
 
-def test_every_kind_has_a_card_with_words_and_an_example() -> None:
+def test_every_kind_has_a_card_and_an_example() -> None:
     assert set(KINDS) == set(PROBLEMS)
     for name, kind in KINDS.items():
         assert kind.example["kind"] == name
@@ -58,25 +58,25 @@ def test_every_kind_has_a_card_with_words_and_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_every_kind_is_shown_as_a_model_with_its_numbers(client: TestClient, browser: TestClient, name: str) -> None:
-    made = answered(client.post("/v1/problems", json={"name": f"<b>{name}</b>", "spec": KINDS[name].example}), 201)
-    page = browser.get(f"/problems/{made['id']}")
+def test_every_kind_is_shown_as_a_mathematical_model(client: TestClient, browser: TestClient, name: str) -> None:
+    created = answered(client.post("/v1/problems", json={"name": f"<b>{name}</b>", "spec": KINDS[name].example}), 201)
+    page = browser.get(f"/problems/{created['id']}")
     assert page.status_code == 200
     shown = words(page)
     assert "minimise" in shown or "maximise" in shown
     assert "subject to" in shown
     assert f"<b>{name}</b>" not in page.text
-    assert all(outcome in shown for outcome in made["outcomes"][:12])
+    assert all(outcome in shown for outcome in created["outcomes"][:12])
     assert ("Download MPS" in shown) == KINDS[name].linear
     assert "/jobs/new?problem=" in page.text
-    assert f"/datasets/new?problem={made['id']}" in page.text
-    assert f"curl -s http://localhost/v1/problems/{made['id']}" in shown
-    # Policies on styles would not let these through.
+    assert f"/datasets/new?problem={created['id']}" in page.text
+    assert f"curl -s http://localhost/v1/problems/{created['id']}" in shown
+    # The content security policy would block inline styles.
     assert " style=" not in page.text
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_the_form_of_every_kind_has_an_example_that_can_be_used(browser: TestClient, name: str) -> None:
+def test_the_example_of_every_kind_is_valid_and_can_be_created(browser: TestClient, name: str) -> None:
     address = f"/problems/new?kind={name}&text=yes"
     fields = {"kind": name, "name": "", "spec": KINDS[name].text}
     assert KINDS[name].title in words(browser.get(address))
@@ -85,9 +85,9 @@ def test_the_form_of_every_kind_has_an_example_that_can_be_used(browser: TestCli
     assert "Valid" in checked
     assert "curl" in checked
     assert counts() == before
-    made = send_form(browser, "/problems/new", fields | {"name": f"my {name}"}, at=address)
-    assert made.status_code == 303
-    assert browser.get(made.headers["location"]).status_code == 200
+    created = send_form(browser, "/problems/new", fields | {"name": f"my {name}"}, at=address)
+    assert created.status_code == 303
+    assert browser.get(created.headers["location"]).status_code == 200
 
 
 def newsvendor(**changes: Any) -> Json:
@@ -97,7 +97,7 @@ def newsvendor(**changes: Any) -> Json:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "expected"),
     [
         (newsvendor(), "E [ Σ j u j ( y j − z j ) + + o j ( z j − y j ) + ]"),
         (newsvendor(item={"stock": 4}), "u j ( y j − s j − z j ) +"),
@@ -112,14 +112,14 @@ def newsvendor(**changes: Any) -> Json:
         ),
     ],
 )
-def test_a_newsvendor_is_written_with_what_it_has(
-    client: TestClient, browser: TestClient, spec: Json, said: str
+def test_the_newsvendor_model_shows_only_the_options_in_use(
+    client: TestClient, browser: TestClient, spec: Json, expected: str
 ) -> None:
-    made = answered(client.post("/v1/problems", json={"name": "rolls", "spec": spec}), 201)
-    assert said in words(browser.get(f"/problems/{made['id']}"))
+    created = answered(client.post("/v1/problems", json={"name": "rolls", "spec": spec}), 201)
+    assert expected in words(browser.get(f"/problems/{created['id']}"))
 
 
-def test_uncertain_numbers_stand_where_they_belong() -> None:
+def test_uncertain_coefficients_appear_in_the_formulas() -> None:
     model = model_of(KINDS["linear"].example)
     assert model.goal == "maximise"
     objective = words(model.objective)
@@ -146,8 +146,8 @@ def test_large_models_are_abbreviated(client: TestClient, browser: TestClient) -
             }
         ],
     }
-    made = answered(client.post("/v1/problems", json={"name": "many", "spec": spec}), 201)
-    page = browser.get(f"/problems/{made['id']}")
+    created = answered(client.post("/v1/problems", json={"name": "many", "spec": spec}), 201)
+    page = browser.get(f"/problems/{created['id']}")
     shown = words(page)
     assert "(52 more)" in shown
     assert "… and 49 more constraints" in shown
@@ -159,9 +159,7 @@ def test_large_models_are_abbreviated(client: TestClient, browser: TestClient) -
 # lists
 
 
-def test_the_list_has_what_there_is_by_kind_and_teaches_where_there_is_nothing(
-    client: TestClient, browser: TestClient
-) -> None:
+def test_the_list_can_be_filtered_by_kind(client: TestClient, browser: TestClient) -> None:
     create_problem(client, name="in the list")
     assert "in the list" in words(browser.get("/problems"))
     assert "in the list" in words(browser.get("/problems?kind=newsvendor"))
@@ -170,10 +168,10 @@ def test_the_list_has_what_there_is_by_kind_and_teaches_where_there_is_nothing(
     assert browser.get("/problems/prob_nowhere").status_code == 404
 
 
-def test_a_problem_shows_data_that_fit_and_what_was_learned(client: TestClient, browser: TestClient) -> None:
-    made = learned(client, name="learned from days")
+def test_a_problem_shows_matching_data_sets_and_posteriors(client: TestClient, browser: TestClient) -> None:
+    created = learned(client, name="learned from days")
     create_dataset(client, name="other outcomes", outcomes=["temperature"], contexts=["weekday"])
-    shown = words(browser.get(f"/problems/{made['problem_id']}"))
+    shown = words(browser.get(f"/problems/{created['problem_id']}"))
     fitting = shown[shown.index("Matching data sets") : shown.rindex("Posteriors")]
     assert "days" in fitting
     assert "other outcomes" not in fitting
@@ -183,30 +181,28 @@ def test_a_problem_shows_data_that_fit_and_what_was_learned(client: TestClient, 
 # the table of items
 
 
-def test_a_table_of_items_makes_a_newsvendor(client: TestClient, browser: TestClient) -> None:
+def test_the_item_table_creates_a_newsvendor(client: TestClient, browser: TestClient) -> None:
     rows = items(
         {"item": " rolls ", "most": "120", "stock": "3", "pack": "6", "level": "90 %"},
         {"item": "", "few": "", "many": ""},
         {"item": "buns", "few": "2,5", "many": "1", "least": "5", "whole": "yes"},
         level_of_all="0.8",
     )
-    made = send_form(browser, "/problems/new", rows, at="/problems/new?kind=newsvendor")
-    assert made.status_code == 303
-    spec = answered(client.get("/v1" + made.headers["location"]))["spec"]
+    created = send_form(browser, "/problems/new", rows, at="/problems/new?kind=newsvendor")
+    assert created.status_code == 303
+    spec = answered(client.get("/v1" + created.headers["location"]))["spec"]
     rolls, buns = spec["items"]
     assert (rolls["name"], rolls["underage_cost"], rolls["maximum_order"]) == ("rolls", 1.8, 120)
     assert (rolls["stock"], rolls["pack_size"], rolls["minimum_service_level"], rolls["integer"]) == (3, 6, 0.9, False)
     assert (buns["underage_cost"], buns["minimum_order"], buns["integer"]) == (2.5, 5, True)
     assert spec["minimum_service_level"] == 0.8
-    # The same table again, to make one like it.
-    again = browser.get(f"/problems/new?like={made.headers['location'].removeprefix('/problems/')}").text
+    # The table opens again with the same items, to create a similar problem.
+    again = browser.get(f"/problems/new?like={created.headers['location'].removeprefix('/problems/')}").text
     assert 'name="item" value="rolls"' in again
     assert 'name="level" value="0.9"' in again
 
 
-def test_wrong_items_are_refused_beside_their_field_and_what_was_typed_stays(
-    client: TestClient, browser: TestClient
-) -> None:
+def test_invalid_items_show_an_error_and_keep_the_input(client: TestClient, browser: TestClient) -> None:
     before = counts()
     rows = items({"item": "rolls"}, {"item": "buns", "few": "-2", "many": "cheap"})
     page = send_form(browser, "/problems/new", rows, at="/problems/new?kind=newsvendor")
@@ -234,7 +230,7 @@ def test_wrong_items_are_refused_beside_their_field_and_what_was_typed_stays(
     assert counts() == before
 
 
-def test_two_items_of_one_name_and_an_empty_table_are_refused(browser: TestClient) -> None:
+def test_duplicate_item_names_and_empty_tables_are_rejected(browser: TestClient) -> None:
     at = "/problems/new?kind=newsvendor"
     page = send_form(browser, "/problems/new", items({"item": "rolls"}, {"item": "rolls"}), at=at)
     assert page.status_code == 422
@@ -244,7 +240,7 @@ def test_two_items_of_one_name_and_an_empty_table_are_refused(browser: TestClien
     assert 'name="item"' in empty.text
 
 
-def test_only_newsvendors_that_fit_the_table_become_one_again() -> None:
+def test_only_newsvendors_that_fit_the_table_are_reopened_in_it() -> None:
     full = {"name": "a", "underage_cost": 1, "overage_cost": 1, "minimum_order": 0}
     assert form_of_spec("x", {"kind": "newsvendor", "items": [full]}) is not None
     rows = [{"coefficients": {"a": 1}, "sense": "<=", "limit": 1}]
@@ -261,7 +257,7 @@ def test_only_newsvendors_that_fit_the_table_become_one_again() -> None:
 # text
 
 
-def test_text_that_is_no_json_yet_says_where(browser: TestClient) -> None:
+def test_invalid_json_shows_its_line_and_column(browser: TestClient) -> None:
     at = "/problems/new?kind=linear"
     fields = {"kind": "linear", "name": "x", "spec": '{\n  "kind": "linear",\n  oops\n}'}
     for address, status in (("/problems/check", 200), ("/problems/new", 422)):
@@ -273,7 +269,7 @@ def test_text_that_is_no_json_yet_says_where(browser: TestClient) -> None:
     assert parse_json('{"a": NaN}')[1] == "Invalid JSON: NaN is not a JSON number."
 
 
-def test_a_check_says_the_apis_sentence_with_its_place_and_line(browser: TestClient) -> None:
+def test_the_check_shows_the_apis_message_with_its_path_and_line(browser: TestClient) -> None:
     spec = json.loads(KINDS["linear"].text)
     spec["rows"][1]["recourse"]["wheat stolen"] = 1
     text = json.dumps(spec, indent=1)
@@ -283,12 +279,12 @@ def test_a_check_says_the_apis_sentence_with_its_place_and_line(browser: TestCli
     assert "Not complete yet" in shown
     assert "rows › 2" in shown
     assert f"line {line}" in shown or f"line {line - 3}" in shown
-    made = send_form(browser, "/problems/new", fields, at="/problems/new?kind=linear")
-    assert made.status_code == 422
-    assert "wheat stolen" in made.text
+    created = send_form(browser, "/problems/new", fields, at="/problems/new?kind=linear")
+    assert created.status_code == 422
+    assert "wheat stolen" in created.text
 
 
-def test_places_are_found_in_any_text() -> None:
+def test_line_of_finds_the_line_of_a_json_path() -> None:
     text = '{\n "a": [1, {"b/c": "x, {[",\n   "d": [\n  2, 3]}],\n "e": {}\n}'
     assert line_of(text, ["a", "1", "d", "1"]) == 4
     assert line_of(text, ["a", "1", "b~1c"]) == 2
@@ -297,23 +293,23 @@ def test_places_are_found_in_any_text() -> None:
     assert line_of("", ["a"]) is None
 
 
-def test_a_kind_that_does_not_exist_leads_to_the_cards(browser: TestClient) -> None:
+def test_an_unknown_kind_shows_all_cards(browser: TestClient) -> None:
     assert "New problem" in words(browser.get("/problems/new?kind=astrology"))
 
 
 # files
 
 
-def test_a_file_becomes_a_problem(client: TestClient, browser: TestClient) -> None:
+def test_an_mps_file_becomes_a_problem(client: TestClient, browser: TestClient) -> None:
     fields = {"name": "bread", "description": json.dumps(UNCERTAIN)}
-    made = send_form(browser, "/problems/import", fields, files={"file": ("bread.mps", BREAD.encode())})
-    assert made.status_code == 303
-    problem = answered(client.get("/v1" + made.headers["location"]))
+    created = send_form(browser, "/problems/import", fields, files={"file": ("bread.mps", BREAD.encode())})
+    assert created.status_code == 303
+    problem = answered(client.get("/v1" + created.headers["location"]))
     assert (problem["outcomes"], problem["decisions"]) == (["demand"], ["order"])
-    assert client.get(f"/v1{made.headers['location']}/mps").status_code == 200
+    assert client.get(f"/v1{created.headers['location']}/mps").status_code == 200
 
 
-def test_scenarios_of_smps_come_as_data(browser: TestClient) -> None:
+def test_smps_scenarios_become_a_data_set(browser: TestClient) -> None:
     files = {
         "file": ("bread.mps", BREAD.encode()),
         "time": ("bread.tim", b"TIME bread\nPERIODS\n order cost NOW\n express meet LATER\nENDATA\n"),
@@ -329,7 +325,7 @@ def test_scenarios_of_smps_come_as_data(browser: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "file", "said"),
+    ("fields", "file", "expected"),
     [
         ({"description": "{"}, BREAD, "Invalid JSON"),
         ({"description": json.dumps(UNCERTAIN)}, "name,cost", "file"),
@@ -337,30 +333,30 @@ def test_scenarios_of_smps_come_as_data(browser: TestClient) -> None:
         ({}, None, "Choose a file first"),
     ],
 )
-def test_files_that_cannot_be_read_are_refused_beside_the_form(
-    browser: TestClient, fields: dict[str, object], file: str | None, said: str
+def test_unreadable_files_are_rejected_in_the_form(
+    browser: TestClient, fields: dict[str, object], file: str | None, expected: str
 ) -> None:
     files = {} if file is None else {"file": ("bread.mps", file.encode())}
     page = send_form(browser, "/problems/import", {"name": "bread", **fields}, files=files)
     assert page.status_code == 422
-    assert said in words(page)
+    assert expected in words(page)
 
 
-# doors
+# permissions
 
 
-def test_forms_without_their_token_are_refused(client: TestClient, browser: TestClient) -> None:
-    made = create_problem(client)
+def test_forms_without_a_csrf_token_are_rejected(client: TestClient, browser: TestClient) -> None:
+    created = create_problem(client)
     before = counts()
-    for path in ("/problems/new", "/problems/check", "/problems/import", f"/problems/{made['id']}/delete"):
+    for path in ("/problems/new", "/problems/check", "/problems/import", f"/problems/{created['id']}/delete"):
         for wrong in ({}, {"csrf": "0" * 64}):
             assert browser.post(path, data=items({"item": "rolls"}) | wrong).status_code == 403
     assert counts() == before
 
 
-def test_problems_can_be_deleted_where_no_job_uses_them(client: TestClient, browser: TestClient) -> None:
-    made = create_problem(client)
-    address = f"/problems/{made['id']}"
+def test_problems_can_be_deleted_unless_jobs_use_them(client: TestClient, browser: TestClient) -> None:
+    created = create_problem(client)
+    address = f"/problems/{created['id']}"
     gone = send_form(browser, f"{address}/delete", {}, at=address)
     assert (gone.status_code, gone.headers["location"]) == (303, "/problems")
     assert browser.get(address).status_code == 404
@@ -370,12 +366,12 @@ def test_problems_can_be_deleted_where_no_job_uses_them(client: TestClient, brow
     assert "Jobs use this problem; delete them first" in words(kept)
 
 
-def test_a_key_that_may_read_sees_no_forms_and_makes_nothing(
+def test_a_read_only_key_sees_no_forms_and_is_rejected(
     client: TestClient, browser: TestClient, make_key: Callable[[str], str]
 ) -> None:
-    made = create_problem(client)
+    created = create_problem(client)
     log_in(browser, make_key("read"))
-    address = f"/problems/{made['id']}"
+    address = f"/problems/{created['id']}"
     shown = words(browser.get(address))
     assert "Train" not in shown
     assert "Delete" not in shown
@@ -384,25 +380,25 @@ def test_a_key_that_may_read_sees_no_forms_and_makes_nothing(
     form = "/problems/new?kind=newsvendor"
     assert "Create problem" not in words(browser.get(form))
     before = counts()
-    given = token(browser, form)
+    csrf = token(browser, form)
     for path in ("/problems/new", "/problems/check", f"{address}/delete"):
-        assert browser.post(path, data=items({"item": "rolls"}) | {"csrf": given}).status_code == 403
+        assert browser.post(path, data=items({"item": "rolls"}) | {"csrf": csrf}).status_code == 403
     assert counts() == before
 
 
-def test_every_kind_of_specification_is_known_to_the_pages() -> None:
+def test_the_pages_know_every_kind_of_specification() -> None:
     models = ProblemSpec.__args__[0].__args__  # type: ignore[attr-defined]
     assert {model.model_fields["kind"].annotation.__args__[0] for model in models} == set(KINDS)
 
 
-def test_numbers_that_depend_on_outcomes_and_mappings_have_words() -> None:
+def test_affine_numbers_and_mappings_are_shown_as_text() -> None:
     demand = [{"constant": 4, "outcomes": {"load": 1, "wind": -0.5}}, "demand at noon", 7]
     spec = KINDS["unit_commitment"].example | {"hours": 3, "demand": demand}
     assert ("Demand by hour", "4 + load − 0.5 × wind, demand at noon, 7") in facts_of(spec)
     assert [table.title for table in tables_of(spec)] == ["Units"]
     costs = KINDS["assignment"].example | {"costs": {"ann": {"roof": 40}}, "forbidden": [["bob", "wall"]]}
-    told = {table.title: table.rows for table in tables_of(costs)}
-    assert told == {"Costs of pairs": [["ann", "roof 40"]], "Forbidden pairs": [["bob, wall"]]}
+    tables = {table.title: table.rows for table in tables_of(costs)}
+    assert tables == {"Costs of pairs": [["ann", "roof 40"]], "Forbidden pairs": [["bob, wall"]]}
     (stall,) = [table for table in tables_of(KINDS["knapsack"].example) if table.title == "Items"]
     assert stall.rows[2] == ["books", "kg 3, litres 2", "no limit"]
     (decided, _, _) = tables_of(KINDS["linear"].example)

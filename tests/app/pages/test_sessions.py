@@ -1,4 +1,4 @@
-"""The door of the pages: sessions in place of keys, forms that only we can have given out, readable errors."""
+"""Sessions: login with a key, CSRF tokens, session lifetime, workspaces and readable error pages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def log_in(browser: TestClient, key: str, **more: str) -> str:
     return answer.headers["location"]
 
 
-def test_a_page_leads_to_the_form_for_a_key_and_back(browser: TestClient, make_key: Callable[..., str]) -> None:
+def test_a_page_redirects_to_the_login_and_back(browser: TestClient, make_key: Callable[..., str]) -> None:
     key = make_key()
-    asked = browser.get("/datasets?limit=2")
-    assert (asked.status_code, asked.headers["location"]) == (303, "/login?next=%2Fdatasets%3Flimit%3D2")
+    answer = browser.get("/datasets?limit=2")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=%2Fdatasets%3Flimit%3D2")
     assert log_in(browser, key, next="/datasets?limit=2") == "/datasets?limit=2"
     assert browser.get("/").status_code == 200
     assert browser.get("/v1/problems").status_code == 200
@@ -39,14 +39,14 @@ def test_a_page_leads_to_the_form_for_a_key_and_back(browser: TestClient, make_k
 @pytest.mark.parametrize(
     "elsewhere", ["https://elsewhere.example/", "//elsewhere.example", "/\\elsewhere.example", "x"]
 )
-def test_the_form_leads_to_pages_of_ours_alone(
+def test_the_login_redirects_only_to_our_own_pages(
     browser: TestClient, make_key: Callable[..., str], elsewhere: str
 ) -> None:
     assert log_in(browser, make_key(), next=elsewhere) == "/"
 
 
 @pytest.mark.parametrize("wrong", ["", "nonsense", "bco_01JCXV7Q0GZ3M5W8K2T4N6P9RS_guess", "bco_ü", "x" * 5000])
-def test_a_wrong_key_opens_nothing(browser: TestClient, make_key: Callable[..., str], wrong: str) -> None:
+def test_a_wrong_key_is_rejected(browser: TestClient, make_key: Callable[..., str], wrong: str) -> None:
     make_key()
     answer = browser.post("/login", data={"csrf": token(browser), "key": wrong})
     assert answer.status_code == 401
@@ -54,7 +54,7 @@ def test_a_wrong_key_opens_nothing(browser: TestClient, make_key: Callable[..., 
     assert browser.get("/v1/problems").status_code == 401
 
 
-def test_a_key_that_may_not_read_is_told_so(browser: TestClient, make_key: Callable[..., str]) -> None:
+def test_a_key_without_read_scope_cannot_log_in(browser: TestClient, make_key: Callable[..., str]) -> None:
     answer = browser.post("/login", data={"csrf": token(browser), "key": make_key(scopes="train")})
     assert answer.status_code == 401
     assert "scope read" in answer.text
@@ -62,7 +62,7 @@ def test_a_key_that_may_not_read_is_told_so(browser: TestClient, make_key: Calla
 
 @pytest.mark.parametrize("odd", ["%3F", "%3Flimit=1", "%23", "%2e", "%2e%2e", "%00", "%0a", "a%2fb", "%ff", "x" * 300])
 @pytest.mark.parametrize("under", ["/datasets/", "/problems/", "/jobs/", "/posteriors/", "/backtests/", "/log/"])
-def test_an_id_that_is_none_is_not_there(browser: TestClient, under: str, odd: str) -> None:
+def test_malformed_ids_answer_404_and_never_500(browser: TestClient, under: str, odd: str) -> None:
     answer = browser.get(under + odd)
     assert answer.status_code in (200, 303, 404), answer.text
     if "decide" not in answer.text:
@@ -73,7 +73,7 @@ def test_an_id_that_is_none_is_not_there(browser: TestClient, under: str, odd: s
 
 
 @pytest.mark.parametrize("spec", ['{"a": 99999999999999999999999999}', '{"a": "\\ud800"}', "[" * 900, "{", "9" * 5000])
-def test_what_cannot_be_sent_to_the_api_is_said_not_suffered(browser: TestClient, spec: str) -> None:
+def test_invalid_form_values_never_answer_500(browser: TestClient, spec: str) -> None:
     form = {"csrf": token(browser), "kind": "linear", "name": "x", "spec": spec}
     for address in ("/problems/check", "/problems/new"):
         assert browser.post(address, data=form).status_code < 500
@@ -81,15 +81,15 @@ def test_what_cannot_be_sent_to_the_api_is_said_not_suffered(browser: TestClient
     assert browser.post("/backtests", data=whole).status_code < 500
 
 
-def test_commands_to_paste_hold_names_of_every_kind() -> None:
+def test_curl_commands_quote_special_characters() -> None:
     call = Call("POST", "/v1/datasets/upload", file="it's; a,\"b.csv", fields={"name": "@home", "outcomes": "a;type=b"})
     words = shlex.split(call.curl("http://localhost", False))
     assert words[words.index("-F") + 1] == 'file=@"it\'s; a,\\"b.csv"'
-    given = [words[at + 1] for at, word in enumerate(words) if word == "--form-string"]
-    assert given == ["name=@home", "outcomes=a;type=b"]
+    strings = [words[at + 1] for at, word in enumerate(words) if word == "--form-string"]
+    assert strings == ["name=@home", "outcomes=a;type=b"]
 
 
-def test_who_tries_many_keys_waits(
+def test_repeated_wrong_keys_are_throttled(
     browser: TestClient, make_key: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_key()
@@ -105,7 +105,7 @@ def test_who_tries_many_keys_waits(
     assert max(waits) == security.WRONG_KEY_WAIT_SECONDS
 
 
-def test_the_browser_keeps_a_token_and_never_the_key(browser: TestClient, make_key: Callable[..., str]) -> None:
+def test_the_cookie_holds_a_session_token_and_never_the_key(browser: TestClient, make_key: Callable[..., str]) -> None:
     key = make_key()
     before = token(browser)
     answer = browser.post("/login", data={"csrf": before, "key": key})
@@ -113,14 +113,14 @@ def test_the_browser_keeps_a_token_and_never_the_key(browser: TestClient, make_k
     assert key not in cookie
     assert "HttpOnly" in cookie
     assert "SameSite=lax" in cookie
-    # Whoever had the token before has no session by it.
+    # The token from before the login is no longer valid.
     assert token(browser, "/nothing") != before
     with transaction() as session:
         kept = session.scalars(sa.select(SessionRow.sha256)).all()
     assert browser.cookies["bco_session"] not in kept
 
 
-def test_a_session_changes_nothing_through_the_api(browser: TestClient, make_key: Callable[..., str]) -> None:
+def test_a_session_cannot_write_through_the_api(browser: TestClient, make_key: Callable[..., str]) -> None:
     log_in(browser, make_key())
     spec = {"kind": "newsvendor", "items": [{"name": "a", "underage_cost": 1, "overage_cost": 1}]}
     refused = browser.post("/v1/problems", json={"name": "mine", "spec": spec})
@@ -128,17 +128,17 @@ def test_a_session_changes_nothing_through_the_api(browser: TestClient, make_key
     assert browser.delete("/v1/problems/prob_01JCXV7Q0GZ3M5W8K2T4N6P9RS").status_code == 401
 
 
-@pytest.mark.parametrize("given", [{}, {"csrf": "guessed"}, {"csrf": "0" * 64}])
-def test_a_form_without_its_token_is_refused(
-    browser: TestClient, make_key: Callable[..., str], given: dict[str, str]
+@pytest.mark.parametrize("form", [{}, {"csrf": "guessed"}, {"csrf": "0" * 64}])
+def test_a_form_without_a_csrf_token_is_rejected(
+    browser: TestClient, make_key: Callable[..., str], form: dict[str, str]
 ) -> None:
     log_in(browser, make_key())
-    assert browser.post("/logout", data=given).status_code == 403
+    assert browser.post("/logout", data=form).status_code == 403
     assert browser.get("/v1/problems").status_code == 200
 
 
 @pytest.mark.parametrize("origin", ["https://elsewhere.example", "null", "http://localhost:1"])
-def test_a_form_from_elsewhere_is_refused(browser: TestClient, make_key: Callable[..., str], origin: str) -> None:
+def test_a_form_from_another_origin_is_rejected(browser: TestClient, make_key: Callable[..., str], origin: str) -> None:
     log_in(browser, make_key())
     mine = token(browser, "/nothing")
     assert browser.post("/logout", data={"csrf": mine}, headers={"Origin": origin}).status_code == 403
@@ -146,7 +146,7 @@ def test_a_form_from_elsewhere_is_refused(browser: TestClient, make_key: Callabl
     assert (here.status_code, here.headers["location"]) == (303, "/login")
 
 
-def test_a_session_ends_when_its_owner_leaves(browser: TestClient, make_key: Callable[..., str]) -> None:
+def test_a_session_ends_at_logout(browser: TestClient, make_key: Callable[..., str]) -> None:
     log_in(browser, make_key())
     kept = browser.cookies["bco_session"]
     assert browser.post("/logout", data={"csrf": token(browser, "/nothing")}).status_code == 303
@@ -154,14 +154,14 @@ def test_a_session_ends_when_its_owner_leaves(browser: TestClient, make_key: Cal
     assert browser.get("/v1/problems").status_code == 401
 
 
-def test_a_session_ends_with_its_key(browser: TestClient, make_key: Callable[..., str]) -> None:
+def test_a_session_ends_when_its_key_is_revoked(browser: TestClient, make_key: Callable[..., str]) -> None:
     log_in(browser, make_key())
     keys.revoke(keys.listing()[-1].id)
     assert browser.get("/v1/problems").status_code == 401
     assert browser.get("/").status_code == 303
 
 
-def test_a_session_ends_in_time_and_is_swept_away(browser: TestClient, make_key: Callable[..., str]) -> None:
+def test_an_expired_session_is_rejected_and_deleted(browser: TestClient, make_key: Callable[..., str]) -> None:
     key = make_key()
     log_in(browser, key)
     with transaction() as session:
@@ -172,7 +172,7 @@ def test_a_session_ends_in_time_and_is_swept_away(browser: TestClient, make_key:
         assert session.scalar(sa.select(sa.func.count()).select_from(SessionRow)) == 1
 
 
-def test_a_session_sees_the_workspace_of_its_key_alone(client: TestClient, make_key: Callable[..., str]) -> None:
+def test_a_session_sees_only_the_workspace_of_its_key(client: TestClient, make_key: Callable[..., str]) -> None:
     problem = create_problem(client)
     mine, theirs = make_key(), make_key("read", "others")
     for key, status in ((mine, 200), (theirs, 404)):
@@ -182,17 +182,17 @@ def test_a_session_sees_the_workspace_of_its_key_alone(client: TestClient, make_
             assert browser.get(f"/problems/{problem['id']}").status_code == status
 
 
-def test_without_keys_only_this_machine_sees_pages(client: TestClient) -> None:
+def test_without_keys_only_local_calls_are_allowed(client: TestClient) -> None:
     with TestClient(client.app, base_url="http://elsewhere.example", headers=HTML, follow_redirects=False) as browser:
         refused = browser.get("/")
         assert refused.status_code == 403
         assert "only calls to 127.0.0.1" in refused.text
 
 
-# errors that people can read
+# error pages
 
 
-def test_a_browser_is_told_of_errors_by_a_page(browser: TestClient) -> None:
+def test_a_browser_gets_errors_as_html_pages(browser: TestClient) -> None:
     for path, status in (("/nothing", 404), ("/v1/problems/prob_nothing", 404), ("/v1/jobs?limit=0", 422)):
         answer = browser.get(path)
         assert answer.status_code == status
@@ -204,9 +204,7 @@ def test_a_browser_is_told_of_errors_by_a_page(browser: TestClient) -> None:
         assert plain.headers["content-type"] == "application/problem+json"
 
 
-def test_an_unforeseen_error_is_a_page_too_and_tells_nothing(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_is_a_page_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app()
 
     @app.get("/broken")
@@ -220,25 +218,25 @@ def test_an_unforeseen_error_is_a_page_too_and_tells_nothing(
     assert "secret" not in answer.text
 
 
-def test_a_part_of_a_page_gets_a_sentence(browser: TestClient) -> None:
+def test_an_htmx_request_gets_the_error_as_a_notice(browser: TestClient) -> None:
     answer = browser.get("/v1/jobs?limit=0", headers={"HX-Request": "true", "Accept": "*/*"})
     assert answer.status_code == 422
     assert answer.text.startswith('<div class="notice bad" role="alert">')
 
 
-def test_what_is_asked_for_is_never_written_into_a_page_as_it_is(browser: TestClient) -> None:
+def test_request_paths_are_escaped_in_pages(browser: TestClient) -> None:
     for path in ("/<script>alert(1)</script>", "/login?next=/%22%3E%3Cscript%3Ealert(1)%3C/script%3E"):
         assert "<script>alert" not in browser.get(path).text
 
 
-def test_pages_load_and_run_nothing_but_our_own_files(browser: TestClient) -> None:
+def test_the_content_security_policy_allows_only_our_own_files(browser: TestClient) -> None:
     policy = browser.get("/login").headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "script-src 'self'" in policy
 
 
-def test_the_reference_is_there_and_names_no_other_host(browser: TestClient) -> None:
+def test_redoc_is_served_without_any_other_host(browser: TestClient) -> None:
     assert "redoc" in browser.get("/redoc").text
     script = browser.get("/docs/redoc.js")
     assert script.status_code == 200

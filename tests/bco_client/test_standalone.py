@@ -1,4 +1,4 @@
-"""The client stands alone: nothing of the service, and no package but httpx, is needed to import and use it."""
+"""The client is standalone: importing and using it needs httpx, but nothing of the service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import bco_client
 
 ROOT = Path(bco_client.__file__).parent
 
-ALONE = """
+PROGRAM = """
 import json, sys
 
 class Blocked:
@@ -56,7 +56,7 @@ print("fine")
 """
 
 
-def test_nothing_of_the_service_is_imported() -> None:
+def test_the_client_imports_nothing_of_the_service() -> None:
     for path in ROOT.rglob("*.py"):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
@@ -65,30 +65,30 @@ def test_nothing_of_the_service_is_imported() -> None:
                 names = [node.module or ""]
             packages = {name.partition(".")[0] for name in names}
             assert not packages & {"app", "bco_core", "benchmarks", "docs", "migrations"}, path
-            # Beside httpx and what it stands on itself, packages are imported only where their tables come along.
+            # At module level, only httpx and its own dependency may be imported; table packages are imported when used.
             if node in tree.body:
                 assert packages <= sys.stdlib_module_names | {"anyio", "bco_client", "httpx"}, path
 
 
-def test_it_works_with_httpx_alone() -> None:
+def test_the_client_works_with_httpx_alone() -> None:
     blocked = {"app", "bco_core", "numpy", "pandas", "polars", "pyarrow", "rich", "pydantic", "torch"}
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", ALONE.format(blocked=blocked)],
+        [sys.executable, "-W", "error", "-c", PROGRAM.format(blocked=blocked)],
         cwd=ROOT.parent,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ended.stdout == "fine\n", ended.stderr
-    # Without rich, progress is told in plain lines.
+    # Without rich, progress is printed as plain lines.
     assert ended.stderr == "learn succeeded 100% done\n"
 
 
-def test_it_says_that_it_is_typed() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert (ROOT / "py.typed").exists()
 
 
-def test_it_is_a_package_of_its_own_that_needs_httpx_alone(tmp_path: Path) -> None:
+def test_the_wheel_holds_only_the_client_and_requires_only_httpx(tmp_path: Path) -> None:
     copy = shutil.copytree(ROOT, tmp_path / "bco_client", ignore=shutil.ignore_patterns("__pycache__"))
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path))
     pip = [sys.executable, "-m", "pip", "wheel", *options, str(copy)]
@@ -96,13 +96,13 @@ def test_it_is_a_package_of_its_own_that_needs_httpx_alone(tmp_path: Path) -> No
     assert ended.returncode == 0, ended.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
-        packed = {name for name in content.namelist() if not name.startswith("bco_client-")}
-        (described,) = (name for name in content.namelist() if name.endswith("/METADATA"))
-        words = content.read(described).decode()
+        packaged = {name for name in content.namelist() if not name.startswith("bco_client-")}
+        (metadata_path,) = (name for name in content.namelist() if name.endswith("/METADATA"))
+        metadata = content.read(metadata_path).decode()
     here = {path.relative_to(ROOT.parent).as_posix() for path in ROOT.rglob("*.py")}
-    assert packed == here | {"bco_client/py.typed"}
-    needed = [line for line in words.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
-    assert needed == ["Requires-Dist: anyio", "Requires-Dist: httpx"]
+    assert packaged == here | {"bco_client/py.typed"}
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+    assert required == ["Requires-Dist: anyio", "Requires-Dist: httpx"]
     with (ROOT.parent / "pyproject.toml").open("rb") as file:
         version = tomllib.load(file)["project"]["version"]
-    assert f"\nVersion: {version}\n" in words
+    assert f"\nVersion: {version}\n" in metadata

@@ -1,4 +1,4 @@
-"""Who gets in: keys, sessions, forms of others, and pages for what goes wrong."""
+"""Sessions in a browser: login with a key, access to the API, forged forms, and error pages."""
 
 from __future__ import annotations
 
@@ -10,47 +10,39 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.browser.screens import Service, Watch, axe, fits
-
-
-@pytest.fixture(scope="module")
-def locked(start_service: Callable[[], Service]) -> Service:
-    """A service that asks for keys."""
-    service = start_service()
-    service.key("read", "train", "admin")
-    return service
+from tests.browser.screens import Service, Watch, check_accessibility, check_width
 
 
 @pytest.mark.slow
-def test_a_key_opens_the_pages_until_somebody_logs_out(
-    locked: Service, new_context: Callable[..., BrowserContext], watch: Watch
+def test_a_key_gives_access_until_logout(
+    service_with_keys: Service, new_context: Callable[..., BrowserContext], watch: Watch
 ) -> None:
-    watch.hosts.add(urlsplit(locked.url).netloc)
+    watch.hosts.add(urlsplit(service_with_keys.url).netloc)
     watch.expected.append("401")
-    key = locked.key("read", "train")
-    page = new_context(base_url=locked.url).new_page()
+    key = service_with_keys.key("read", "train")
+    page = new_context(base_url=service_with_keys.url).new_page()
     page.goto("/datasets?limit=5")
     assert urlsplit(page.url).path == "/login"
-    axe(page)
+    check_accessibility(page)
     page.get_by_label("API key").fill("bco_wrong")
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("alert")).to_contain_text("is unknown")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Log in").click()
-    expect(page).to_have_url(f"{locked.url}/datasets?limit=5")
+    expect(page).to_have_url(f"{service_with_keys.url}/datasets?limit=5")
     cookie = next(one for one in page.context.cookies() if one["name"] == "bco_session")
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Lax")
     assert key not in cookie["value"]
     page.get_by_role("button", name="Log out").click()
-    expect(page).to_have_url(f"{locked.url}/login")
+    expect(page).to_have_url(f"{service_with_keys.url}/login")
     page.goto("/datasets")
     assert urlsplit(page.url).path == "/login"
 
 
 @pytest.mark.slow
-def test_a_session_reads_the_api_and_changes_nothing_by_it(locked: Service) -> None:
-    key = locked.key("read", "train", "admin")
-    with httpx.Client(base_url=locked.url) as browser:
+def test_a_session_can_read_but_not_write_through_the_api(service_with_keys: Service) -> None:
+    key = service_with_keys.key("read", "train", "admin")
+    with httpx.Client(base_url=service_with_keys.url) as browser:
         form = browser.get("/login").text
         token = form.split('name="csrf" value="')[1].split('"')[0]
         assert browser.post("/login", data={"csrf": token, "key": key, "next": "//elsewhere.example"}).headers[
@@ -61,10 +53,10 @@ def test_a_session_reads_the_api_and_changes_nothing_by_it(locked: Service) -> N
         assert browser.post("/logout", data={"csrf": "guessed"}).status_code == 403
         outside = browser.post("/logout", headers={"Origin": "https://elsewhere.example"}, data={"csrf": token})
         assert outside.status_code == 403
-        kept = browser.cookies["bco_session"]
-    locked.bco("keys", "revoke", "key_" + key.split("_")[1])
-    with httpx.Client(base_url=locked.url, cookies={"bco_session": kept}) as browser:
-        # A key that is revoked elsewhere counts after three seconds.
+        cookie = browser.cookies["bco_session"]
+    service_with_keys.bco("keys", "revoke", "key_" + key.split("_")[1])
+    with httpx.Client(base_url=service_with_keys.url, cookies={"bco_session": cookie}) as browser:
+        # A key revoked by another process is rejected within three seconds.
         for _ in range(50):
             if browser.get("/v1/jobs").status_code == 401:
                 break
@@ -72,11 +64,11 @@ def test_a_session_reads_the_api_and_changes_nothing_by_it(locked: Service) -> N
         assert browser.get("/v1/jobs").status_code == 401
 
 
-def test_a_wrong_address_is_answered_with_a_page(service: Service, page: Page, watch: Watch) -> None:
+def test_an_unknown_address_answers_with_an_error_page(service: Service, page: Page, watch: Watch) -> None:
     watch.expected.append("404")
     page.goto("/nothing/here")
     expect(page.get_by_role("heading", level=1)).to_have_text("Not Found")
-    axe(page)
-    fits(page)
+    check_accessibility(page)
+    check_width(page)
     plain = httpx.get(f"{service.url}/nothing/here")
     assert plain.headers["content-type"] == "application/problem+json"

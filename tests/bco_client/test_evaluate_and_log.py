@@ -1,4 +1,4 @@
-"""Questions after a decision, asked by the client: what if, why, would it have been better, what did you tell me."""
+"""The client's methods for what-if decisions, patched costs, explanations, the log and backtests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mornings(history: list[Json]) -> pd.DataFrame:
     return pd.DataFrame(history[-3:], index=["first", "second", "third"])
 
 
-def test_decisions_of_my_own_beside_yours(learned: RemotePosterior, history: list[Json]) -> None:
+def test_evaluate_compares_decisions_with_the_recommended_one(learned: RemotePosterior, history: list[Json]) -> None:
     more = {"name": "more", "decision": {"croissants": 500, "loaves": None}}
     found = learned.evaluate(history[-1], alternatives=[{"croissants": 100, "loaves": 80}, more])
     assert found.ours is not None
@@ -35,7 +35,7 @@ def test_decisions_of_my_own_beside_yours(learned: RemotePosterior, history: lis
     assert theirs.extra_cost > 0
 
 
-def test_a_frame_of_decisions_with_gaps_left_to_you(learned: RemotePosterior, mornings: pd.DataFrame) -> None:
+def test_missing_entries_of_a_decision_frame_are_filled_in(learned: RemotePosterior, mornings: pd.DataFrame) -> None:
     orders = pd.DataFrame({"croissants": [100, 90, 80], "loaves": [80.0, None, 70.0]})
     found = learned.evaluate(mornings, decisions=orders)
     assert [one.alternatives[0].filled for one in found] == [[], ["loaves"], []]
@@ -45,14 +45,18 @@ def test_a_frame_of_decisions_with_gaps_left_to_you(learned: RemotePosterior, mo
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_other_costs_for_one_call(learned: RemotePosterior, mornings: pd.DataFrame, batch: bool) -> None:
+def test_a_problem_patch_changes_the_costs_of_one_call(
+    learned: RemotePosterior, mornings: pd.DataFrame, batch: bool
+) -> None:
     usual = learned.prescribe(mornings)
-    dear = learned.prescribe(mornings, batch=batch, problem_patch={"items": {"croissants": {"underage_cost": 5}}})
-    assert (dear["decision.croissants"] > usual["decision.croissants"]).all()
-    assert dear["decision.loaves"].equals(usual["decision.loaves"])
+    patched = learned.prescribe(mornings, batch=batch, problem_patch={"items": {"croissants": {"underage_cost": 5}}})
+    assert (patched["decision.croissants"] > usual["decision.croissants"]).all()
+    assert patched["decision.loaves"].equals(usual["decision.loaves"])
 
 
-def test_opened_answers_have_the_same_columns_either_way(learned: RemotePosterior, mornings: pd.DataFrame) -> None:
+def test_included_details_have_the_same_columns_in_calls_and_batches(
+    learned: RemotePosterior, mornings: pd.DataFrame
+) -> None:
     include: list[Include] = ["scenarios", "outcomes", "recourse", "sensitivity", "neighbours"]
     hot = mornings.assign(temperature=[900.0, *mornings["temperature"][1:]])  # one of them has a warning
     one = learned.prescribe(hot, batch=False, include=include, scenarios=20)
@@ -61,34 +65,36 @@ def test_opened_answers_have_the_same_columns_either_way(learned: RemotePosterio
     for row in range(3):
         for name in ("scenarios", "neighbours", "sensitivity.switches", "sensitivity.prices"):
             assert json.loads(one[name].iloc[row]) == json.loads(many[name].iloc[row])
-        told = json.loads(many["scenarios"].iloc[row])
-        expected = sum(weight * cost for weight, cost in zip(told["weights"], told["costs"], strict=True))
+        scenarios = json.loads(many["scenarios"].iloc[row])
+        expected = sum(weight * cost for weight, cost in zip(scenarios["weights"], scenarios["costs"], strict=True))
         assert expected == pytest.approx(one["expected_cost"].iloc[row])
     assert one["warning.1"].iloc[0] == many["warning.1"].iloc[0]
 
 
-def test_what_was_told_and_what_happened_then(client: Client, learned: RemotePosterior, history: list[Json]) -> None:
+def test_logged_prescriptions_are_read_reproduced_and_given_outcomes(
+    client: Client, learned: RemotePosterior, history: list[Json]
+) -> None:
     one, many = learned.prescribe(history[-1]), learned.prescribe(history[-3:])
     assert one.logged_as is not None
     assert [found.index for found in many] == [0, 1, 2]
-    told = client.prescriptions.get(one.logged_as)
-    assert told.answer["prescriptions"][0]["decision"] == one.decision
+    entry = client.prescriptions.get(one.logged_as)
+    assert entry.answer["prescriptions"][0]["decision"] == one.decision
     assert client.prescriptions.reproduce(one.logged_as).identical
-    happened = {"croissants": 90, "loaves": 70}
-    recorded = client.prescriptions.record_outcome(many[1], happened, actual_decision={"croissants": 100, "loaves": 80})
+    outcome = {"croissants": 90, "loaves": 70}
+    recorded = client.prescriptions.record_outcome(many[1], outcome, actual_decision={"croissants": 100, "loaves": 80})
     assert (recorded.id, recorded.rows[0]["index"], recorded.rows[0]["actual_decision_cost"]) == (
         many[1].logged_as,
         1,
         18.0,
     )
-    # Sent again, it is recorded once; something else is refused.
-    assert client.prescriptions.record_outcome(many[1], happened).recorded == 1
+    # The same outcome is recorded once; a different one is rejected.
+    assert client.prescriptions.record_outcome(many[1], outcome).recorded == 1
     with pytest.raises(Conflict):
         client.prescriptions.record_outcome(many[1], {"croissants": 91, "loaves": 70})
-    assert client.prescriptions.record_outcome(many[1], happened | {"loaves": 71}, replace=True).recorded == 1
-    assert client.prescriptions.record_outcome(one.logged_as, happened).recorded == 1
-    kept = client.prescriptions.list(posterior_id=learned.id, has_outcome=True, since=told.created_at)
-    assert {one.logged_as, many[1].logged_as} <= {call.id for call in kept}
+    assert client.prescriptions.record_outcome(many[1], outcome | {"loaves": 71}, replace=True).recorded == 1
+    assert client.prescriptions.record_outcome(one.logged_as, outcome).recorded == 1
+    listed = client.prescriptions.list(posterior_id=learned.id, has_outcome=True, since=entry.created_at)
+    assert {one.logged_as, many[1].logged_as} <= {call.id for call in listed}
     table = client.prescriptions.export(to="polars", posterior_id=learned.id)
     assert {"decision.croissants", "actual_decision.croissants", "loaves"} <= set(table.columns)
     assert len(client.prescriptions.export(posterior_id=learned.id)) == table.height
@@ -97,7 +103,7 @@ def test_what_was_told_and_what_happened_then(client: Client, learned: RemotePos
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame])
-def test_would_it_have_been_better_than_what_i_did(
+def test_a_backtest_compares_with_the_decisions_actually_taken(
     client: Client, history: list[Json], problem: Json, quick: Json, make: Any
 ) -> None:
     rows = [row | {"baked": 100.0, "loaves_baked": 80.0} for row in history]
