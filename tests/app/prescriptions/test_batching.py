@@ -119,7 +119,7 @@ def test_groups_stay_within_their_limit_and_one_is_no_group_at_all(
     posterior: Json, watched: Watched, settings: Callable[..., None]
 ) -> None:
     for most, sizes in ((4, [1, 4, 3]), (1, [1] * 8)):
-        settings(max_together=most)
+        settings(max_batched_contexts=most)
         with TestClient(create_app()) as client:
             watched.go_on.set()
             prescribe(client, posterior["id"])
