@@ -31,7 +31,7 @@ MISSING = "no job has this id; GET /v1/jobs lists them"
 MAX_ATTEMPTS = 3
 WAITING = "waiting for a worker"
 # Default time limit: a multiple of the estimate, and at least some seconds.
-PATIENCE = 20
+TIME_LIMIT_FACTOR = 20
 LEAST_SECONDS = 3600.0
 
 
@@ -212,7 +212,7 @@ def time_limit_seconds(job_id: str) -> float:
         job = session.get_one(JobRow, job_id)
     limit: float | None = job.spec.get("time_limit_seconds")
     if limit is None:
-        limit = max(LEAST_SECONDS, PATIENCE * (job.estimate_seconds or math.inf))
+        limit = max(LEAST_SECONDS, TIME_LIMIT_FACTOR * (job.estimate_seconds or math.inf))
     return min(limit, get_settings().max_job_seconds)
 
 

@@ -248,7 +248,7 @@ def _watch_over(executor_id: str, deadline_seconds: float) -> None:
     pruned = time.monotonic()
     while not _stop.wait(deadline_seconds / 4):
         try:
-            alive = heartbeat.living(deadline_seconds, judge=time.monotonic() - since > deadline_seconds)
+            alive = heartbeat.live_workers(deadline_seconds, judge=time.monotonic() - since > deadline_seconds)
             queue.take_over(queue.running_executors() - alive - {executor_id})
             # A job just taken from the queue is not running yet; one that is not running the next time is dropped.
             before, dropped = dropped, queue.dropped(executor_id)

@@ -27,7 +27,7 @@ from app.log.schemas import NewOutcome, RecordedAnswer, Values
 from app.prescriptions.cache import PosteriorCache, cached_posterior
 from app.prescriptions.patching import cached_patched_problem
 from app.problems.schemas import outcome_names
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.policies import decide_for_outcomes
 from bco_core.problems.base import DecisionProblem
 
@@ -69,7 +69,7 @@ def record(
         with transaction() as session:
             before = _recorded(session, prescription_id)
         changed = _changed(reports, before, request.replace)
-        with deadline.until(monotonic() + seconds):
+        with deadlines.until(monotonic() + seconds):
             # A patch of the call holds for its outcomes too.
             patch = parse_json(entry.request).get("problem_patch")
             problem = cached_patched_problem(cache, posterior, loaded.problem, patch).problem

@@ -122,9 +122,9 @@ class PosteriorCache:
     def row(self, workspace: str, posterior_id: str) -> PosteriorRow:
         """Return the row of a posterior of the workspace; the database is asked at most once a second."""
         with self._lock:
-            row, until = self._rows.get(posterior_id, (None, 0.0))
+            row, expires_at = self._rows.get(posterior_id, (None, 0.0))
         if row is not None and row.workspace == workspace:
-            if monotonic() < until:
+            if monotonic() < expires_at:
                 return row
             if not posteriors.exists(posterior_id):
                 self.forget(posterior_id)
@@ -138,8 +138,8 @@ class PosteriorCache:
     def revision(self, dataset_id: str) -> int:
         """Return the newest revision of a data set; the database is asked at most once a second."""
         with self._lock:
-            revision, until = self._revisions.get(dataset_id, (0, 0.0))
-        if monotonic() >= until:
+            revision, expires_at = self._revisions.get(dataset_id, (0, 0.0))
+        if monotonic() >= expires_at:
             revision = newest_revision(dataset_id)
             with self._lock:
                 self._revisions[dataset_id] = revision, monotonic() + FRESH_SECONDS

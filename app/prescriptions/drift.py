@@ -30,7 +30,7 @@ from app.posteriors import service as posteriors
 from app.posteriors.history import column_of
 from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_past, cached_posterior
 from app.problems.schemas import outcome_names
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.drift import Drift, Promises, judge
 from bco_core.prescribe import PrescribeOptions, prescribe
 
@@ -83,7 +83,7 @@ class DriftAnswer(BaseModel):
 
 
 def judge_rows(
-    cache: PosteriorCache, workspace: str, posterior_id: str, dataset_id: str | None, until: float
+    cache: PosteriorCache, workspace: str, posterior_id: str, dataset_id: str | None, deadline: float
 ) -> DriftAnswer:
     """Compare costs on the rows of a data set, until a moment of the monotonic clock."""
     row = cache.row(workspace, posterior_id)
@@ -92,7 +92,7 @@ def judge_rows(
         table = _latest(session, dataset, learned or 0)
     loaded = cached_posterior(cache, row)
     before = cached_past(cache, row, loaded) if learned is not None else _past_of(loaded, dataset)
-    promises, order = _promises(row, loaded, before, table, until)
+    promises, order = _promises(row, loaded, before, table, deadline)
     return DriftAnswer(
         posterior_id=row.id,
         digest=row.digest,
@@ -192,7 +192,7 @@ def _past_of(loaded: LoadedPosterior, dataset: DatasetRow) -> Past | None:
 
 
 def _promises(
-    row: PosteriorRow, loaded: LoadedPosterior, before: Past | None, table: pa.Table, until: float
+    row: PosteriorRow, loaded: LoadedPosterior, before: Past | None, table: pa.Table, deadline: float
 ) -> tuple[Promises, list[int]]:
     """Return promised and realised costs of the rows with a decision, oldest first, and the numbers of these rows."""
     nothing = torch.zeros(0, dtype=torch.float64)
@@ -204,9 +204,9 @@ def _promises(
     if not len(usable):
         return Promises(nothing, nothing, nothing, nothing), []
     contexts, outcomes = contexts[usable], outcomes[usable]
-    left = until - monotonic()
+    left = deadline - monotonic()
     options = PrescribeOptions(policy=row.policy)
-    with deadline.until(until):
+    with deadlines.until(deadline):
         prescribed = prescribe(loaded.posterior, loaded.problem, contexts, options, time_limit_seconds=_DECIDING * left)
         known = prescribed.decisions.isfinite().all(dim=1) & prescribed.costs.mean.isfinite()
         decided = known.nonzero()[:, 0]

@@ -17,7 +17,7 @@ from app.posteriors import service as posteriors
 from app.posteriors.history import column_of, outcomes_of
 from app.prescriptions.cache import LoadedPosterior, PosteriorCache
 from app.problems.schemas import outcome_names
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.explain.neighbours import Neighbourhood
 
 # Only the latest rows of a longer history are searched, and no more numbers than this.
@@ -54,7 +54,7 @@ def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) 
         if not count:
             raise ConflictError(GONE)
         if count > _MANY_ROWS:
-            deadline.before_long_work()
+            deadlines.before_long_work()
         table = read_table(session, row.dataset_id, revision)
     time = column_of(row.columns, "time")
     if time is not None:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.solvers import highs
 from bco_core.solvers.basis_certificate import (
     SHARP,
@@ -129,7 +129,7 @@ class BasisPool:
         )
 
     def _solve_chunk(self, chunk: Tensor, sizes: Tensor, jacobian: bool) -> PoolSolutions:
-        deadline.check()
+        deadlines.check()
         form, bases = self.form, self.bases
         rhs, start = chunk.numpy(), bases.closest(chunk).numpy()
         place = np.full(sum(form.matrix.shape), NONE)
@@ -144,7 +144,7 @@ class BasisPool:
         new = columns[(pivots > 0) & (status == OPTIMAL)]
         failed = np.flatnonzero(status == FAILED)
         for row in failed:
-            deadline.check()
+            deadlines.check()
             one = self._by_highs(rhs[row], sizes[row].numpy(), jacobian)
             value[row], dual[row], primal[row], by_rhs[row], status[row], certified[row] = one
         if len(failed) or len(new):

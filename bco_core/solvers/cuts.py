@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.solvers.dual_simplex import (
     FAILED,
     INFEASIBLE,
@@ -179,7 +179,7 @@ def minimize_random(
     first: FirstStage,
     risk: RiskOf,
     gap: float,
-    stop: deadline.Flag,
+    stop: deadlines.Flag,
 ) -> CutSolution:
     """Minimise over scenarios with their own costs and technology; scenarios without weight are dropped.
 

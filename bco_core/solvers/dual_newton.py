@@ -32,7 +32,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from bco_core import deadline
+from bco_core import deadlines
 
 __all__ = [
     "BEST_EFFORT",
@@ -160,7 +160,7 @@ def _solve(qp: FactorQP, returns: Array, target: float, given_price: bool) -> tu
     codes = np.empty(len(returns), dtype=np.int64)
     scale, columns, bounds, long_only = qp.prepared
     for first in range(0, len(returns), _CHUNK):
-        deadline.check()
+        deadlines.check()
         chunk = slice(first, first + _CHUNK)
         _solve_rows(
             returns[chunk],

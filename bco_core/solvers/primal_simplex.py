@@ -34,7 +34,7 @@ from numba.core.options import DefaultOptions
 from numpy.typing import NDArray
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, SolverFailure
 from bco_core.solvers import highs
 from bco_core.solvers.dual_simplex import FAILED, NONE, OPTIMAL, UNBOUNDED, Index, kernel, piece
@@ -172,9 +172,9 @@ class Oracle:
         return OracleSolutions(*answers[:4])
 
     def _solve_chunk(self, pool: VertexPool, costs: Array, answers: OracleAnswers) -> None:
-        with deadline.alarm(None) as stop:
+        with deadlines.alarm(None) as stop:
             solve_all(self._polyhedron, self._unit, self._nudge, costs, pool, answers, stop)
-        deadline.check()
+        deadlines.check()
         if len(pool.vertices) < _capacity(pool):
             self._learn(answers)
 
@@ -202,7 +202,7 @@ class Oracle:
         failed = np.flatnonzero(answers.status == FAILED)
         rows = failed[np.isfinite(costs[failed] * self._unit).all(axis=1)]
         for n in rows:
-            deadline.check()
+            deadlines.check()
             values, status, answers.certified[n] = self._by_highs(costs[n])
             answers.values[n], answers.status[n] = values, status
             answers.objective[n] = -np.inf if status == UNBOUNDED else costs[n] @ values
@@ -323,7 +323,7 @@ def solve_all(
     costs: Array,
     pool: VertexPool,
     answers: OracleAnswers,
-    stop: deadline.Flag,
+    stop: deadlines.Flag,
 ) -> None:
     """Write the answer for each of ``costs`` (n, d), starting from the basis of the pool whose vertex costs least.
 

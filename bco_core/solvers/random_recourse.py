@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.solvers import highs
 from bco_core.solvers.basis_certificate import (
     SHARP,
@@ -173,7 +173,7 @@ class RandomRecourse:
         )
         done, chunk = 0, _CHUNK if len(self.pool.columns) > _FIRST_CHUNK else _FIRST_CHUNK
         while done < total:
-            deadline.check()
+            deadlines.check()
             at = slice(done, done + chunk)
             self._solve_chunk(pairs.part(at), answers.part(at), None if tableaus is None else _part(tableaus, at))
             done, chunk = done + chunk, min(_GROWTH * chunk, _CHUNK)
@@ -194,7 +194,7 @@ class RandomRecourse:
         _solve_all(pairs, start, pool, program, lift, TOLERANCE, room, tableaus is not None, answers)
         failed = np.flatnonzero(answers.status == FAILED)
         for row in failed:
-            deadline.check()
+            deadlines.check()
             self._by_highs(pairs, int(row), answers)
         new = (answers.status == OPTIMAL) & (answers.columns != pool.columns[start]).any(axis=1)
         self._learn(answers.columns[new], directions[new], len(failed))

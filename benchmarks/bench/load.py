@@ -50,8 +50,9 @@ def run(as_json: bool, seconds: float = SECONDS) -> Figures:
         database = f"sqlite:///{Path(folder) / 'bench.db'}"
         figures, posterior = _measure_batched(database, seconds, console)
         console.print(f"{_MOST} clients, each call decided alone")
-        settings = {"BCO_MAX_PRESCRIPTIONS": "256", "BCO_MAX_BATCHED_CONTEXTS": "1"}
-        with LocalService(BCO_DATABASE_URL=database, **settings) as service:
+        with LocalService(
+            BCO_DATABASE_URL=database, BCO_MAX_PRESCRIPTIONS="256", BCO_MAX_BATCHED_CONTEXTS="1"
+        ) as service:
             alone = asyncio.run(load(_address(service, posterior), _BODIES, _MOST, seconds))
     console.print(f"{_MOST} clients of a plain endpoint")
     plain = _measure_baseline(seconds)

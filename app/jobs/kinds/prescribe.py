@@ -41,7 +41,7 @@ from app.problems import patch as patches
 from app.problems.check import QUICK_SECONDS as CHECK_SECONDS
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.registry import build_problem
 from bco_core.progress import Progress
@@ -144,7 +144,7 @@ def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
         return []
     spec, differs = patches.apply(posterior.problem, options.problem_patch)
     try:
-        with deadline.until(monotonic() + CHECK_SECONDS, quick=True):
+        with deadlines.until(monotonic() + CHECK_SECONDS, quick=True):
             build_problem(spec)
     except InvalidInput as error:
         raise InvalidRequest.at((patches.PLACE, *patches.named(spec, error.where)), str(error)) from None

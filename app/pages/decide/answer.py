@@ -358,7 +358,7 @@ def _outcome_view(
 
 def _marks(mean: float | None, ends: tuple[float | None, float | None]) -> list[Mark]:
     low, high = ends
-    marks = [Mark(low, "", until=high)] if low is not None and high is not None else []
+    marks = [Mark(low, "", x_end=high)] if low is not None and high is not None else []
     return marks + ([Mark(mean, "mean", colour=3)] if mean is not None else [])
 
 

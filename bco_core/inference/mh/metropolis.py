@@ -313,9 +313,9 @@ def _log_prior(target: GibbsTarget, theta: Tensor) -> Tensor:
 
 
 def advance(
-    target: GibbsTarget, options: MetropolisOptions, until: int, state: MetropolisState
+    target: GibbsTarget, options: MetropolisOptions, last_step: int, state: MetropolisState
 ) -> tuple[MetropolisState, MetropolisInfo]:
-    """Advance the chains to step ``until``; return their state and the record of these steps."""
+    """Advance the chains to step ``last_step``; return their state and the record of these steps."""
     rows = _Rows.of(target, options)
     keeping = set(options.keeping)
     theta, mean, variance = state.theta.clone(), state.adaptation.mean.clone(), state.adaptation.variance.clone()
@@ -326,7 +326,7 @@ def advance(
     for generator, stored in zip(generators, state.generators, strict=True):
         generator.set_state(stored.clone())
     accepted, risks, kept = [], [], []
-    for step in range(state.step + 1, until + 1):
+    for step in range(state.step + 1, last_step + 1):
         moved = torch.zeros(len(theta), dtype=torch.bool)
         for c, generator in enumerate(generators):
             noise = torch.randn(theta.shape[1], generator=generator, dtype=theta.dtype)
@@ -357,7 +357,7 @@ def advance(
         if step in keeping:
             kept.append(theta.clone())
     after = MetropolisState(
-        step=until,
+        step=last_step,
         theta=theta,
         risk=risk,
         log_prior=log_prior,

@@ -86,9 +86,9 @@ def to_prescription(solutions: Sequence[Solution]) -> Prescription:
     )
 
 
-def time_share(until: float | None, contexts: int) -> float | None:
+def time_share(deadline: float | None, contexts: int) -> float | None:
     """Return when the first of several contexts must be decided for each to have an equal share of the time left."""
-    return None if until is None else until - max(until - time.monotonic(), 0.0) * (1 - 1 / contexts)
+    return None if deadline is None else deadline - max(deadline - time.monotonic(), 0.0) * (1 - 1 / contexts)
 
 
 def risk_of(costs: Array, weights: Array, risk: Risk) -> float:
@@ -107,7 +107,7 @@ def minimize_program(
     program: SparseProgram,
     whole: NDArray[np.bool_],
     fixed: float,
-    until: float | None,
+    deadline: float | None,
     gap: Gap,
     start: Array | None = None,
 ) -> Solution:
@@ -133,7 +133,7 @@ def minimize_program(
             solver.setOptionValue("primal_feasibility_tolerance", tolerance)
             solver.setOptionValue("dual_feasibility_tolerance", tolerance)
         try:
-            answer = _exactly_whole(program, whole, fixed, highs.run(solver, _left(until)))
+            answer = _exactly_whole(program, whole, fixed, highs.run(solver, _left(deadline)))
         except SolverFailure as failure:
             failed = failure
             continue
@@ -149,8 +149,8 @@ def minimize_program(
     return Solution(decision, answer.objective + fixed, answer.status, REASONS[answer.status], HIGHS, bound)
 
 
-def _left(until: float | None) -> float | None:
-    return None if until is None else until - time.monotonic()
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
 
 
 def _exactly_whole(

@@ -20,7 +20,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.affine import Matrix, Vector
 from bco_core.problems.linear.model import LARGEST_FORM, LinearModel, form_size
@@ -185,7 +185,7 @@ class FixedRecourse:
         return self.recourse.solve(self.recourse_cost.at(outcomes), limits, size)
 
     def minimize(
-        self, atoms: Array, weights: Array, risk: Risk, gap: Gap, fixed: float, alarm: deadline.Flag
+        self, atoms: Array, weights: Array, risk: Risk, gap: Gap, fixed: float, alarm: deadlines.Flag
     ) -> Solution | None:
         """Minimise over outcomes (K, d_y) by cutting planes; None unless they provably closed the gap or were stopped.
 
@@ -207,14 +207,14 @@ class FixedRecourse:
         if proven is None:
             return None
         if minimum.ended == cuts.STOPPED:
-            deadline.check()
+            deadlines.check()
             return Solution(z, proven, Status.TIME_LIMIT, REASONS[Status.TIME_LIMIT], CUTS)
         if not gap.closes(proven, minimum.bound, fixed):
             return None
         return with_gap(Solution(z, proven, Status.OPTIMAL, "", CUTS, minimum.bound), fixed, gap)
 
     def _cut(
-        self, atoms: Array, weights: Array, begin: Array, risk: Risk, gap: float, fixed: float, alarm: deadline.Flag
+        self, atoms: Array, weights: Array, begin: Array, risk: Risk, gap: float, fixed: float, alarm: deadlines.Flag
     ) -> cuts.CutSolution:
         return cuts.minimize_random(
             self.recourse,

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.batch_kernels import sum_of_rows
 from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk, Status
 from bco_core.problems.linear.model import SENSES
@@ -255,7 +255,7 @@ class Newsvendor(DecisionProblem):
         return abs(float(use[0])) if len(use) and use[0] and (use == use[0]).all() else None
 
     def _by_price(self, outcomes: Tensor, weights: Tensor, time_limit_seconds: float | None) -> Prescription:
-        deadline.check()
+        deadlines.check()
         costs = self._item_costs(outcomes, weights)
         low, high = self._bounds(costs)
         limit, sense = float(self.rows.limits[0]), int(self.rows.senses[0])
@@ -490,11 +490,11 @@ def judge(orders: Tensor, objective: Tensor, bound: Tensor, size: Tensor) -> Pre
 
 def solve_all(programs: Iterable[OrderProgram], count: int, time_limit_seconds: float | None) -> list[OrderSolution]:
     """Solve ``count`` programs one by one, each with an equal share of the time that is left."""
-    until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+    deadline = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
     solutions: list[OrderSolution] = []
     for program in programs:
         left = count - len(solutions)
-        share = None if until is None else max(until - time.monotonic(), 0.0) / left
+        share = None if deadline is None else max(deadline - time.monotonic(), 0.0) / left
         solutions.append(solve(program, share))
     return solutions
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.batch_kernels import product
 from bco_core.problems.portfolio.risk import risk_of
 from bco_core.problems.portfolio.rules import Rules, rules_of
@@ -132,7 +132,7 @@ class Portfolios:
         return portfolios
 
     def _point(self, returns: Array, target: float) -> Array:
-        deadline.check()
+        deadlines.check()
         program = self.program
         if not self.rules.needs_program:
             return point_portfolio(self.dense, returns, target).portfolio
@@ -157,7 +157,7 @@ class Portfolios:
         solvers = [""] * len(portfolios)
         gaps, scale = self.gaps(portfolios, returns, aversion)
         for row in np.flatnonzero(~(gaps <= _GAP * scale) | (codes != OPTIMAL)):
-            deadline.check()
+            deadlines.check()
             full = self.rules.full
             other = (
                 self._one_mean_variance(scaled[row], aversion, exact=True)
@@ -172,7 +172,7 @@ class Portfolios:
         return portfolios, solvers
 
     def _one_mean_variance(self, returns: Array, aversion: float, exact: bool) -> Array:
-        deadline.check()
+        deadlines.check()
         program = self.program
         linear = program.linear(returns, aversion)
         none, nothing = np.empty((0, len(linear))), np.empty(0)

@@ -212,7 +212,7 @@ def test_a_prescription_is_cut_off_when_its_time_is_up(
     front_door = import_module("bco_core.prescribe")
     monkeypatch.setattr(front_door, "monotonic", lambda: next(clock))
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
-    monkeypatch.setattr(PrescribeCall, "until", 0.0)
+    monkeypatch.setattr(PrescribeCall, "deadline", 0.0)
     body = {"contexts": CONTEXTS[:10]}
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
     refused(response, 503, "BCO_PRESCRIBE_SECONDS")

@@ -88,7 +88,7 @@ def test_what_will_be_sent_is_shown_and_is_as_short_as_can_be(browser: TestClien
         "method": "vi",
         "options": '{"epochs": 3}',
         "policy": "map",
-        "time_limit": "60",
+        "time_limit_seconds": "60",
         "predictor": "linear",
     }
     shown = words(send_form(browser, "/jobs/new/preview", FORM | ids | more, at=at))
@@ -144,7 +144,7 @@ def test_the_form_makes_a_job(client: TestClient, browser: TestClient, ids: Json
         ({"method": "dice"}, "method-wrong"),
         ({"predictor": "crystal"}, "predictor-wrong"),
         ({"policy": "hope"}, "policy-wrong"),
-        ({"time_limit": "0"}, "time-wrong"),
+        ({"time_limit_seconds": "0"}, "time-wrong"),
         ({"name": "x" * 201}, "name-wrong"),
     ],
 )

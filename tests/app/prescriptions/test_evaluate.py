@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from app.demo import example_problem
 from app.prescriptions import offload
 from app.prescriptions.schemas import EvaluateAnswer
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import OutOfTime
 from bco_core.evaluate import _ContextScenarios
 from bco_core.problems.linear import two_stage as linear
@@ -288,7 +288,7 @@ def test_alternatives_that_had_no_turn_say_so_beside_ours(
     def late(*_: Any, **__: Any) -> Any:
         raise OutOfTime("later")
 
-    monkeypatch.setattr(deadline, "before_long_work", lambda: None)
+    monkeypatch.setattr(deadlines, "before_long_work", lambda: None)
     monkeypatch.setattr(_ContextScenarios, "of", late)
     answer = evaluate(client, posterior["id"], decisions=[{"loaves": 60}])
     (one,) = answer["evaluations"][0]["alternatives"]

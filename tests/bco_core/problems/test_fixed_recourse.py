@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.build import build_linear
 from bco_core.problems.linear.general import GeneralLinear
@@ -147,7 +147,7 @@ def test_decisions_are_optimal_over_scenarios_with_the_bound_as_proof(seed: int,
     spec = random_spec(rng)
     atoms = rng.uniform(-2, 2, (15, OUTCOMES))
     program, stages = by_hand(spec, atoms)
-    with deadline.alarm(None) as rung:
+    with deadlines.alarm(None) as rung:
         found = fast(spec).minimize(atoms, stages.weights, risk, GAP, 0.0, rung)
     lower, upper = np.full(DECISIONS, -1.0), np.full(DECISIONS, 2.0)
     _, truth = by_highs(program, stages, lower, upper, RiskOf(risk.cvar_weight, risk.cvar_level))
@@ -176,7 +176,7 @@ def test_a_row_that_no_recourse_can_mend_holds_in_every_scenario() -> None:
         ],
     }
     atoms, weights = np.array([[0.5], [1.0], [4.0]]), np.full(3, 1 / 3)
-    with deadline.alarm(None) as rung:
+    with deadlines.alarm(None) as rung:
         found = fast(spec).minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
         assert found is not None
         assert found.decision == pytest.approx([5.0])
@@ -209,7 +209,7 @@ def test_whole_decisions_have_fast_costs_but_are_searched_elsewhere() -> None:
     spec = random_spec(np.random.default_rng(1), integer=True)
     stages = fast(spec)
     assert stages.cost(torch.ones(1, DECISIONS), torch.zeros(1, OUTCOMES)).isfinite().all()
-    with deadline.alarm(None) as rung:
+    with deadlines.alarm(None) as rung:
         assert stages.minimize(np.zeros((1, OUTCOMES)), np.ones(1), EXPECTATION, GAP, 0.0, rung) is None
 
 
@@ -223,7 +223,7 @@ def test_a_decision_that_the_bound_does_not_prove_is_not_given(monkeypatch: pyte
         found = kernel(*given)
         return found._replace(decision=np.clip(found.decision + 0.5, -1, 0.5))
 
-    with deadline.alarm(None) as rung:
+    with deadlines.alarm(None) as rung:
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is not None
         monkeypatch.setattr(cuts, "minimize_random", elsewhere)
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is None
@@ -232,7 +232,7 @@ def test_a_decision_that_the_bound_does_not_prove_is_not_given(monkeypatch: pyte
 def test_out_of_time_gives_the_decision_so_far_and_no_bound() -> None:
     rng = np.random.default_rng(2)
     stages, atoms, weights = fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
-    with deadline.alarm(0.0) as rung:
+    with deadlines.alarm(0.0) as rung:
         found = stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
     assert found is not None
     assert found.status is Status.TIME_LIMIT

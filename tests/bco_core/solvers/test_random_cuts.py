@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bco_core.deadline import Flag
+from bco_core.deadlines import Flag
 from bco_core.solvers import cuts
 from bco_core.solvers.cuts import CutSolution, FirstStage, RecourseScenarios, RiskOf, minimize_random
 from bco_core.solvers.dual_simplex import OPTIMAL
