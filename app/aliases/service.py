@@ -73,7 +73,7 @@ def moves(workspace: str, name: str, limit: int, before: int | None) -> tuple[li
 def put(workspace: str, name: str, target: AliasTarget, by: str | None) -> None:
     """Create or move an alias, if it still names the posterior that the caller expects."""
     with transaction() as session:
-        row = locked(session, workspace, name)
+        row = lock_alias(session, workspace, name)
         if target.is_guarded:
             _check_expected(row, target.if_posterior_id)
         posterior = find(session, PosteriorRow, workspace, real_id(session, workspace, target.posterior_id))
@@ -94,7 +94,7 @@ def _check_expected(row: AliasRow | None, expected: str | None) -> None:
         )
 
 
-def locked(session: Session, workspace: str, name: str) -> AliasRow | None:
+def lock_alias(session: Session, workspace: str, name: str) -> AliasRow | None:
     """Return the alias, locked against other moves until the transaction ends."""
     # An update takes the lock on both databases; a read would not on SQLite.
     affected(session, sa.update(AliasRow).where(*_named(workspace, name)).values(revision=AliasRow.revision))
@@ -119,19 +119,19 @@ def move(
 
 def delete(workspace: str, name: str, by: str | None) -> None:
     with transaction() as session:
-        row = locked(session, workspace, name)
+        row = lock_alias(session, workspace, name)
         if row is None:
             raise NotFoundError(MISSING)
         _record_move(session, workspace, name, row.posterior_id, None, by, "")
         session.delete(row)
 
 
-def naming(session: Session, posterior_id: str) -> list[str]:
+def aliases_of_posterior(session: Session, posterior_id: str) -> list[str]:
     """Return the aliases of a posterior."""
-    return namings(session, [posterior_id]).get(posterior_id, [])
+    return aliases_by_posterior(session, [posterior_id]).get(posterior_id, [])
 
 
-def namings(session: Session, posterior_ids: Iterable[str]) -> dict[str, list[str]]:
+def aliases_by_posterior(session: Session, posterior_ids: Iterable[str]) -> dict[str, list[str]]:
     """Return the aliases of posteriors, by id; posteriors without any are left out."""
     query = sa.select(AliasRow.posterior_id, AliasRow.name).where(AliasRow.posterior_id.in_(list(posterior_ids)))
     names: dict[str, list[str]] = {}

@@ -55,7 +55,7 @@ class ExistingPosterior:
 def _checked(one: ExistingPosterior, table: pa.Table) -> pa.Table:
     columns = {name: table.column(name) for name in table.column_names}
     raw = RawTable(columns, table.num_rows, "dataset_id", lambda row, name: (("dataset_id",), f"row {row}"))
-    return one.loaded.encoding.checked(raw)[0]
+    return one.loaded.encoding.check_upload(raw)[0]
 
 
 def check(spec: dict[str, object], rows: Sequence[PosteriorRow]) -> None:

@@ -82,7 +82,7 @@ def read_table(session: Session, dataset_id: str, revision: int | None = None) -
     if revision is not None:
         query = query.where(DatasetChunkRow.revision <= revision)
     chunks = session.scalars(query.order_by(DatasetChunkRow.seq))
-    return pa.concat_tables([unpacked(chunk) for chunk in chunks])
+    return pa.concat_tables([read_chunk(chunk) for chunk in chunks])
 
 
 def digest_of(session: Session, dataset_id: str, revision: int) -> str:
@@ -100,7 +100,7 @@ def count_rows(session: Session, dataset_id: str, revision: int) -> int:
         return sum(pq.read_metadata(io.BytesIO(data)).num_rows for data in pieces)
 
 
-def unpacked(chunk: DatasetChunkRow) -> pa.Table:
+def read_chunk(chunk: DatasetChunkRow) -> pa.Table:
     """Return the rows of a chunk, if it is undamaged."""
     return stored_units(pq.read_table(io.BytesIO(verified(chunk.data, chunk.sha256))))
 
@@ -125,7 +125,7 @@ def rows(workspace: str, dataset_id: str, limit: int, cursor: str | None, revisi
         left = list(session.scalars(query.order_by(chunk.seq)))
         items: list[dict[str, Any]] = []
         while left and len(items) < limit:
-            table = unpacked(session.get_one(chunk, (row.id, left[0])))
+            table = read_chunk(session.get_one(chunk, (row.id, left[0])))
             part = table.slice(offset, limit - len(items))
             items += as_json(part, row.columns)
             offset += part.num_rows
@@ -146,7 +146,7 @@ def last_rows(workspace: str, dataset_id: str, limit: int, revision: int | None)
         query = sa.select(chunk.seq).where(chunk.dataset_id == row.id, chunk.revision <= wanted)
         items: list[dict[str, Any]] = []
         for seq in list(session.scalars(query.order_by(chunk.seq.desc()))):
-            table = unpacked(session.get_one(chunk, (row.id, seq)))
+            table = read_chunk(session.get_one(chunk, (row.id, seq)))
             part = table.slice(max(0, table.num_rows - (limit - len(items))))
             items = as_json(part, row.columns) + items
             if len(items) >= limit:

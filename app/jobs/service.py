@@ -105,7 +105,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
 def requeue_lost() -> None:
     """Queue unfinished jobs again that the engine has finished or forgotten, so that no job is lost."""
     with transaction() as session:
-        admit_held(session)
+        admit_waiting(session)
         lost = queue.without_workflow(session, UNFINISHED)
     for job_id, run_id in lost:
         _requeue(job_id, run_id, UNFINISHED, "lost by its worker; queued again", JobRow.attempts_allowed)
@@ -156,7 +156,7 @@ def admit(session: Session, job_id: str, admission: str) -> bool:
     return True
 
 
-def admit_held(session: Session, *conditions: Any) -> None:
+def admit_waiting(session: Session, *conditions: Any) -> None:
     """Queue held jobs by turn, as far as the limits of their workspaces allow."""
     held = sa.select(JobRow.id, JobRow.workspace).where(JobRow.state == "queued", JobRow.admission == "held")
     full: set[str] = set()
@@ -226,7 +226,7 @@ def report(
 ) -> bool:
     """Store progress and optionally a log line with figures; return False if the attempt is no longer wanted."""
     with transaction() as session:
-        return _change(session, job_id, _held(attempt), line, figures, progress=progress, message=message)
+        return _change(session, job_id, _is_running_attempt(attempt), line, figures, progress=progress, message=message)
 
 
 def is_wanted(job_id: str, attempt: int) -> bool:
@@ -249,7 +249,7 @@ def hand_back(job_id: str, attempt: int) -> None:
     """Return a job to the queue because its worker stops; the attempt does not count."""
     with transaction() as session:
         back: dict[str, Any] = {"state": "queued", "attempts": attempt - 1, "message": "waiting for another worker"}
-        _change(session, job_id, _held(attempt), "handed back by its worker, which stops", **back)
+        _change(session, job_id, _is_running_attempt(attempt), "handed back by its worker, which stops", **back)
 
 
 def fail(job_id: str, attempt: int, reason: str) -> None:
@@ -257,7 +257,7 @@ def fail(job_id: str, attempt: int, reason: str) -> None:
         finish(session, job_id, "failed", attempt, error=reason, message="failed")
 
 
-def _held(attempt: int) -> tuple[Any, ...]:
+def _is_running_attempt(attempt: int) -> tuple[Any, ...]:
     """Return conditions: this attempt holds the job."""
     return JobRow.state == "running", JobRow.attempts == attempt
 
@@ -272,7 +272,7 @@ def finish(session: Session, job_id: str, state: str, attempt: int | None = None
     if finished:
         row = session.get_one(JobRow, job_id, populate_existing=True)
         queue.withdraw(session, row.run_id)
-        admit_held(session, JobRow.workspace == row.workspace)
+        admit_waiting(session, JobRow.workspace == row.workspace)
         webhooks.announce(session, row, KINDS[row.kind].makes_posterior)
         if not KINDS[row.kind].keeps_parts:
             session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id))

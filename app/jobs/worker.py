@@ -251,7 +251,7 @@ def _watch_over(executor_id: str, deadline_seconds: float) -> None:
             alive = heartbeat.live_workers(deadline_seconds, judge=time.monotonic() - since > deadline_seconds)
             queue.take_over(queue.running_executors() - alive - {executor_id})
             # A job just taken from the queue is not running yet; one that is not running the next time is dropped.
-            before, dropped = dropped, queue.dropped(executor_id)
+            before, dropped = dropped, queue.lost_after_outage(executor_id)
             queue.put_back(executor_id, before & dropped)
             service.requeue_lost()
             if time.monotonic() - pruned > PRUNE_SECONDS:

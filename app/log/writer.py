@@ -191,9 +191,9 @@ def _row(record: _Record) -> dict[str, Any] | None:
         "created_at": record.at,
         "contexts": len(record.request.contexts),
         "request_sha256": checksum(request),
-        "request": packed(request),
+        "request": compress(request),
         "answer_sha256": checksum(record.answer),
-        "answer": packed(record.answer),
+        "answer": compress(record.answer),
     }
 
 
@@ -204,11 +204,11 @@ def _insert(rows: list[dict[str, Any]]) -> None:
         connection.execute(inserting(PrescriptionRow).on_conflict_do_nothing(), rows)
 
 
-def packed(data: bytes) -> bytes:
+def compress(data: bytes) -> bytes:
     return zlib.compress(data, 1)
 
 
-def unpacked(data: bytes, sha256: str) -> bytes:
+def decompress(data: bytes, sha256: str) -> bytes:
     try:
         return verified(zlib.decompress(data), sha256)
     except zlib.error:

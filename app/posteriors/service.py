@@ -131,14 +131,14 @@ def listing(
     columns = [verdict.get(name, getattr(PosteriorRow, name, None)) for name in fields]
     with transaction() as session:
         rows, following = page(session, PosteriorRow, workspace, limit, cursor, *conditions, columns=columns)
-        names = aliases.namings(session, [row.id for row in rows])
+        names = aliases.aliases_by_posterior(session, [row.id for row in rows])
     return [PosteriorSummary(**row._mapping, aliases=names.get(row.id, [])) for row in rows], following
 
 
 def names_of(posterior_id: str) -> list[str]:
     """Return the aliases of a posterior."""
     with transaction() as session:
-        return aliases.naming(session, posterior_id)
+        return aliases.aliases_of_posterior(session, posterior_id)
 
 
 def get(workspace: str, named: str) -> PosteriorRow:
@@ -175,7 +175,7 @@ def delete(workspace: str, named: str) -> str:
     with transaction() as session:
         posterior_id = aliases.real_id(session, workspace, named)
         if find(session, PosteriorRow, workspace, posterior_id) is not None:
-            names = aliases.naming(session, posterior_id)
+            names = aliases.aliases_of_posterior(session, posterior_id)
             if names:
                 raise ConflictError(
                     f"the alias {' and '.join(names)} names this posterior; move or delete the alias first"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from app import metrics
 from app.datasets.encoding import ContextEncoding
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.datasets.service import newest_revision, read_table
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
@@ -199,7 +199,7 @@ def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
     return ranges
 
 
-def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Past:
+def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> HistoryGrid:
     """Read the earlier rows that features look back on from a revision of the posterior's data set."""
     if encoding.lookback is None or row.dataset_id is None:
         raise ConflictError(NO_ROWS)
@@ -215,7 +215,7 @@ def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Pa
 
 def cached_past(
     cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, at: int | None = None
-) -> Past | None:
+) -> HistoryGrid | None:
     """Return the rows that features look back on, at revision ``at`` or the newest; None if no feature looks back.
 
     The newest revision is kept in memory; any other is read.
@@ -229,7 +229,7 @@ def cached_past(
         return load_past(row, loaded.encoding, at)
     revision = cache.revision(row.dataset_id)
 
-    def make() -> tuple[Past, int]:
+    def make() -> tuple[HistoryGrid, int]:
         past = load_past(row, loaded.encoding, revision)
         return past, size_of(past)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from app.datasets.encoding import EncodedContexts
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError, InvalidRequest, UnavailableError, of_core
 from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_draws, cached_past, cached_posterior
@@ -155,7 +155,7 @@ class PreparedRequest:
     draws: Tensor
     encoded: EncodedContexts
     far: dict[int, list[int]]
-    past: Past | None
+    past: HistoryGrid | None
     contexts: Sequence[Sequence[Any]] = ()
 
     @property

@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.datasets.service import count_rows, read_table
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
@@ -44,7 +44,7 @@ class SearchableHistory:
         return int(self.neighbourhood.contexts.nbytes + self.outcomes.nbytes + self.table.nbytes)
 
 
-def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) -> SearchableHistory:
+def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: HistoryGrid | None) -> SearchableHistory:
     """Read the rows of the revision that the posterior was learned from."""
     if row.dataset_id is None:
         raise ConflictError(GONE)
@@ -71,7 +71,7 @@ def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) 
 
 
 def cached_history(
-    cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, past: Past | None
+    cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, past: HistoryGrid | None
 ) -> SearchableHistory:
     """Return the searchable history from memory, or read it."""
 

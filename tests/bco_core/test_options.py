@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bco_core.errors import InvalidInput
-from bco_core.inference.learn import METHODS, Learning, learn, resolve
+from bco_core.inference.learn import METHODS, LearningPlan, learn, resolve
 from bco_core.inference.options import OPTIONS, AutoOptions, LearningOptions, MhOptions, ViOptions, make_options
 from bco_core.predictors.registry import PredictorOptions
 from tests.support.plain_demand import PROBLEM, STEPWISE, make_sample
@@ -145,14 +145,14 @@ MIXTURES = {"members": 5, "epochs": 2, "draws": 1, "certify": True}
 @pytest.mark.parametrize(("name", "value"), [*CHAINS.items(), ("scale_costs", True), ("thinning", "regular")])
 def test_auto_refuses_options_of_chains_where_it_learns_a_mixture(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=f"auto learns a mixture, and {name} would have no effect") as refusal:
-        Learning.of(PROBLEM, make_sample(), make_options(**{name: value}))
+        LearningPlan.of(PROBLEM, make_sample(), make_options(**{name: value}))
     assert refusal.value.where == (name,)
 
 
 @pytest.mark.parametrize(("name", "value"), [*MIXTURES.items(), ("certify", False)])
 def test_auto_refuses_options_of_mixtures_where_it_samples_chains(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=f"auto samples chains, and {name} would have no effect") as refusal:
-        Learning.of(STEPWISE, make_sample(), make_options(**{name: value}))
+        LearningPlan.of(STEPWISE, make_sample(), make_options(**{name: value}))
     assert refusal.value.where == (name,)
 
 

@@ -258,6 +258,10 @@ MUTANTS = [
     *group(
         "bco_core/inference/vi/finalize.py",
         "tests/bco_core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
-        ("history from mode", "candidate.seen.at(rows).scenarios.mean()", "candidate.seen.at(rows).scenarios.mode"),
+        (
+            "history from mode",
+            "candidate.out_of_fold.at(rows).scenarios.mean()",
+            "candidate.out_of_fold.at(rows).scenarios.mode",
+        ),
     ),
 ]

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pydantic import ConfigDict, Field
 
 from app.datasets.encoding import REFUSED, ContextEncoding, Refusal
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import newest_revision, read_table
@@ -110,7 +110,7 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
         raise InvalidRequest.at((raw.whole,), detail)
     patch_warnings = _check_patch(posterior, options)
     encoding = ContextEncoding.of(posterior.columns, posterior.recipe)
-    table, refused = encoding.checked(raw)
+    table, refused = encoding.check_upload(raw)
     if options.include:
         check_include(posterior, options, core, raw.rows, raw.whole, times=_TIMES_INCLUDED)
     if "neighbours" in options.include and posterior.dataset_id is None:
@@ -202,7 +202,7 @@ class PrescribeInputs:
     posterior: PosteriorRow
     loaded: LoadedPosterior
     patched: PatchedProblem
-    past: Past | None
+    past: HistoryGrid | None
     options: DecisionOptions
     history: SearchableHistory | None
 

@@ -235,7 +235,7 @@ def baselines(diagnostics: Json) -> Intervals | None:
     ):
         of, more = estimate(diagnostics, cost), estimate(diagnostics, gain)
         if more is not None:
-            other = more.turned
+            other = more.negated
             note = "" if of is None else f"costs {number(of.mean)}; {other.chance}"
             rows.append(Interval(name, other.mean, other.low, other.high, note))
     if not rows:

@@ -131,7 +131,7 @@ def row_prices(model: LinearModel, decision: Array, cost: Array) -> list[Price]:
     """
     (deadlines.before_long_work if len(model.senses) >= _LONG else deadlines.check)()
     largest = float(np.abs(cost).max(initial=0)) or 1.0
-    held = program_at(model, cost / largest).held(decision, model.integer)
+    held = program_at(model, cost / largest).with_fixed_decision(decision, model.integer)
     answer = highs.run(highs.model_of(*held.rows_and_bounds))
     if answer.status is not Status.OPTIMAL:
         return []

@@ -272,7 +272,7 @@ class GeneralLinear(LinearProblem):
             return []
         (deadlines.before_long_work if len(atoms) * stages.entries_per_scenario >= _LONG else deadlines.check)()
         program = program_over(stages, atoms, shares, EXPECTATION)
-        held = program.held(decision.double().numpy(), integer_columns(stages, program, len(atoms)))
+        held = program.with_fixed_decision(decision.double().numpy(), integer_columns(stages, program, len(atoms)))
         largest = float(np.abs(held.cost).max(initial=0)) or 1.0
         answer = highs.run(highs.model_of(held.cost / largest, *held.rows_and_bounds[1:]))
         if answer.status is not Status.OPTIMAL:

@@ -67,7 +67,7 @@ class SparseProgram:
         most = np.where(self.senses <= 0, self.limits, np.inf)
         return self.cost, self.matrix, least, most, self.lower, self.upper
 
-    def held(self, decision: Array, which: NDArray[np.bool_]) -> SparseProgram:
+    def with_fixed_decision(self, decision: Array, which: NDArray[np.bool_]) -> SparseProgram:
         """Return the program with the marked variables fixed at the decision's."""
         at = np.pad(decision, (0, len(which) - len(decision)))
         return replace(self, lower=np.where(which, at, self.lower), upper=np.where(which, at, self.upper))
@@ -164,7 +164,9 @@ def _exactly_whole(
     if not len(rounded) or (rounded == answer.values)[whole].all():
         return answer
     timely = None if answer.status is Status.OPTIMAL else _LAST_SECONDS
-    held = highs.run(highs.model_of(*program.held(rounded, whole).rows_and_bounds, offset=-fixed), timely)
+    held = highs.run(
+        highs.model_of(*program.with_fixed_decision(rounded, whole).rows_and_bounds, offset=-fixed), timely
+    )
     if held.status is Status.TIME_LIMIT:
         # An answer cut off by the time limit claims no optimality.
         return replace(answer, values=np.where(whole, rounded, answer.values) + 0.0)

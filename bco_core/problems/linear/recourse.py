@@ -197,16 +197,16 @@ class FixedRecourse:
             return None
         # Start from the decision for the mean outcome, which need not be exact, nor exist.
         mean = self._cut((weights @ atoms)[None], np.ones(1), self.anywhere, EXPECTATION, _START_GAP, fixed, alarm)
-        begin = mean.decision if mean.ended == cuts.CONVERGED else self.anywhere
+        begin = mean.decision if mean.outcome == cuts.CONVERGED else self.anywhere
         minimum = self._cut(atoms, weights, begin, risk, min(cuts.GAP, gap.relative / 2), fixed, alarm)
         # Rounding must not carry a decision past its bounds.
         z = np.clip(minimum.decision, self.lower, self.upper)
-        if minimum.ended not in (cuts.CONVERGED, cuts.STOPPED):
+        if minimum.outcome not in (cuts.CONVERGED, cuts.STOPPED):
             return None
         proven = self.certified_risk(z, atoms, weights, risk)
         if proven is None:
             return None
-        if minimum.ended == cuts.STOPPED:
+        if minimum.outcome == cuts.STOPPED:
             deadlines.check()
             return Solution(z, proven, Status.TIME_LIMIT, REASONS[Status.TIME_LIMIT], CUTS)
         if not gap.closes(proven, minimum.bound, fixed):

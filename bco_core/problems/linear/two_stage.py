@@ -420,7 +420,7 @@ class TwoStageLinear(LinearProblem):
         atoms, count = self.clip(outcomes).numpy(), len(outcomes)
         (deadlines.before_long_work if _is_long(stages, count) else deadlines.check)()
         program = extensive_program(stages, atoms, weights.double().numpy(), EXPECTATION)
-        held = program.held(decision.double().numpy(), integer_columns(stages, program, count))
+        held = program.with_fixed_decision(decision.double().numpy(), integer_columns(stages, program, count))
         cost, matrix, least, most, lower, upper = held.rows_and_bounds
         unit = cost_unit(model.cost, model.recourse_cost)
         answer = highs.run(highs.model_of(cost / unit, matrix, least, most, lower, upper))

@@ -121,7 +121,7 @@ class Newsvendor(DecisionProblem):
 
     @property
     def relaxation(self) -> Self:
-        return replace(self, steps=torch.zeros_like(self.steps)) if self._packed else self
+        return replace(self, steps=torch.zeros_like(self.steps)) if self._has_packs else self
 
     @property
     def fractiles(self) -> Tensor | None:
@@ -133,16 +133,16 @@ class Newsvendor(DecisionProblem):
         return torch.maximum(self.underage / (self.underage + self.overage), self.service)
 
     @cached_property
-    def _packed(self) -> bool:
+    def _has_packs(self) -> bool:
         return bool((self.steps > 0).any())
 
     @cached_property
-    def _stocked(self) -> bool:
+    def _has_stock(self) -> bool:
         return bool(self.stock.any())
 
     @property
     def decides_alone(self) -> bool:
-        return len(self.rows) < 2 and not self.fill_rate and (not self._packed or self._one_pack is not None)
+        return len(self.rows) < 2 and not self.fill_rate and (not self._has_packs or self._one_pack is not None)
 
     @property
     def promises(self) -> bool:
@@ -151,7 +151,7 @@ class Newsvendor(DecisionProblem):
     def decide(self, outcomes: Tensor) -> Tensor:
         if len(self.rows) > 1:
             return self._point.decide(outcomes)
-        needed = outcomes - self.stock if self._stocked else outcomes
+        needed = outcomes - self.stock if self._has_stock else outcomes
         wanted = needed.clamp(self.minimum, self.maximum)
         if not len(self.rows):
             return wanted
@@ -174,7 +174,7 @@ class Newsvendor(DecisionProblem):
 
     def within(self, decisions: Tensor) -> Tensor:
         inside = (decisions >= self.minimum) & (decisions <= self.maximum)
-        if self._packed:
+        if self._has_packs:
             unit = torch.where(self.steps > 0, self.steps, 1.0)
             away = (decisions - (decisions / unit).round() * unit).abs()
             inside &= (away <= ROUNDING * (unit + decisions.abs())) | (self.steps <= 0)
@@ -213,13 +213,13 @@ class Newsvendor(DecisionProblem):
     ) -> Prescription:
         weights = weights.to(outcomes)
         coupled = bool(risk.cvar_weight) or bool(self.fill_rate) or len(self.rows) > 1
-        if not coupled and not len(self.rows) and not self._packed:
+        if not coupled and not len(self.rows) and not self._has_packs:
             decisions = self.decide(weighted_quantile(outcomes, weights, self._levels))
             return self._check_promises(self.optimal(decisions, outcomes, weights), outcomes, weights)
         outcomes = outcomes.detach().double()
         if not coupled and not len(self.rows):
             return self._check_promises(self._neighbours(outcomes, weights), outcomes, weights)
-        if not coupled and (not self._packed or self._one_pack is not None):
+        if not coupled and (not self._has_packs or self._one_pack is not None):
             return self._by_price(outcomes, weights, time_limit_seconds)
         return self._by_program(outcomes, weights, risk, time_limit_seconds)
 

@@ -103,21 +103,21 @@ class Portfolios:
 
     def hold(self, positions: Tensor) -> Tensor:
         """Return whether positions (..., m) keep all rules: (...)."""
-        rules, room = self.rules, self.rules.room
+        rules, tolerance = self.rules, self.rules.rounding_tolerance
         total = positions.sum(-1)
-        holds = ((positions >= self.lower - room) & (positions <= self.upper + room)).all(-1)
-        holds &= total <= rules.budget + room
+        holds = ((positions >= self.lower - tolerance) & (positions <= self.upper + tolerance)).all(-1)
+        holds &= total <= rules.budget + tolerance
         if rules.full:
-            holds &= total >= rules.budget - room
+            holds &= total >= rules.budget - tolerance
         if rules.longest is not None:
-            holds &= positions.clamp_min(0).sum(-1) <= rules.longest + room
+            holds &= positions.clamp_min(0).sum(-1) <= rules.longest + tolerance
         if rules.shortest is not None:
-            holds &= (-positions).clamp_min(0).sum(-1) <= rules.shortest + room
+            holds &= (-positions).clamp_min(0).sum(-1) <= rules.shortest + tolerance
         for group in rules.groups:
             value = (positions * torch.from_numpy(group.members)).sum(-1)
-            holds &= (value >= group.minimum - room) & (value <= group.maximum + room)
+            holds &= (value >= group.minimum - tolerance) & (value <= group.maximum + tolerance)
         if rules.maximum_turnover is not None:
-            holds &= self.turnover(positions) <= rules.maximum_turnover + room
+            holds &= self.turnover(positions) <= rules.maximum_turnover + tolerance
         return holds
 
     def least_variance(self, returns: Array, target: float) -> Array:

@@ -202,7 +202,7 @@ class PortfolioTrial:
 
     def _chains(self, inverse_temperature: float, starts: Tensor, required: float = CONFIDENCE) -> Chains:
         options = MetropolisOptions(
-            inverse_temperature, self.steps, self.burn_in, kept=DRAWS, minimum_feasibility=required
+            inverse_temperature, self.steps, self.burn_in, stored_draws=DRAWS, minimum_feasibility=required
         )
         return run_chains(self.target, options, init_chains(self.target, options, starts, self.run.number))
 
@@ -255,16 +255,16 @@ METHODS: dict[str, Callable[[PortfolioTrial], Hedge | Tensor]] = {
     "regression_shifted": _regression_shifted,
     "ieo": _penalties,
     "warm_starts": _warm_starts,
-    "bcp": lambda trial: trial.thinned(trial.scaled.info.kept),
-    "bcp_1_chain": lambda trial: trial.thinned(trial.scaled.info.kept[:, :1]),
-    "bcp_cold": lambda trial: trial.thinned(trial.cold.info.kept),
-    "bcp_cold_1_chain": lambda trial: trial.thinned(trial.cold.info.kept[:, :1]),
-    "bcp_strict": lambda trial: trial.thinned(trial.strict.info.kept),
-    "bcp_raw": lambda trial: trial.thinned(trial.raw.info.kept),
-    "bcp_raw_1_chain": lambda trial: trial.thinned(trial.raw.info.kept[:, :1]),
-    "bcp_20_regular": lambda trial: trial.thinned(trial.scaled.info.kept, 20),
+    "bcp": lambda trial: trial.thinned(trial.scaled.info.draws),
+    "bcp_1_chain": lambda trial: trial.thinned(trial.scaled.info.draws[:, :1]),
+    "bcp_cold": lambda trial: trial.thinned(trial.cold.info.draws),
+    "bcp_cold_1_chain": lambda trial: trial.thinned(trial.cold.info.draws[:, :1]),
+    "bcp_strict": lambda trial: trial.thinned(trial.strict.info.draws),
+    "bcp_raw": lambda trial: trial.thinned(trial.raw.info.draws),
+    "bcp_raw_1_chain": lambda trial: trial.thinned(trial.raw.info.draws[:, :1]),
+    "bcp_20_regular": lambda trial: trial.thinned(trial.scaled.info.draws, 20),
     "bcp_20_support": lambda trial: trial.thinned(
-        trial.scaled.info.kept[:: max(1, DRAWS // 250)], 20, "support_points"
+        trial.scaled.info.draws[:: max(1, DRAWS // 250)], 20, "support_points"
     ),
 }
 # Each of these is compared with the starts without sampling, at its own feasibility.

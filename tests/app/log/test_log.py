@@ -499,9 +499,9 @@ def test_what_differs_is_named(client: TestClient, posterior: Json) -> None:
     written(client)
     with transaction() as session:
         row = session.get_one(PrescriptionRow, identifier)
-        answer = orjson.loads(writer.unpacked(row.answer, row.answer_sha256))
+        answer = orjson.loads(writer.decompress(row.answer, row.answer_sha256))
         answer["prescriptions"][0]["expected_cost"] *= 2
-        row.answer, row.answer_sha256 = writer.packed(orjson.dumps(answer)), writer.checksum(orjson.dumps(answer))
+        row.answer, row.answer_sha256 = writer.compress(orjson.dumps(answer)), writer.checksum(orjson.dumps(answer))
     found = answered(client.post(f"/v1/prescriptions/{identifier}/reproduce"))
     assert (found["identical"], found["differing"], found["largest_difference"]) == (False, 1, 0.5)
     (difference,) = found["differences"]
@@ -528,7 +528,7 @@ def test_without_its_posterior_the_log_stays_and_says_why_it_cannot_decide(clien
 
 
 def test_damage_is_called_damage(client: TestClient, posterior: Json) -> None:
-    for change in ({"answer": b"rubbish"}, {"answer_sha256": "0" * 64}, {"request": writer.packed(b"{}")}):
+    for change in ({"answer": b"rubbish"}, {"answer_sha256": "0" * 64}, {"request": writer.compress(b"{}")}):
         identifier = id_of(ask(client, posterior))
         written(client)
         with transaction() as session:

@@ -265,10 +265,10 @@ def test_a_decision_of_ones_own_is_judged_as_the_api_judges_it(
 def test_our_own_decision_costs_what_ours_costs(client: TestClient, browser: TestClient, posterior: Json) -> None:
     ours = answer_of(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
     entries = entries_of(ours, limits_of(posterior["problem"]))
-    page = mine(browser, posterior, "evaluate", **{f"d.{entry.name}": entry.written for entry in entries}).text
+    page = mine(browser, posterior, "evaluate", **{f"d.{entry.name}": entry.field_text for entry in entries}).text
     assert "It costs the same as the recommended decision" in page
     # What a form leaves out is ours.
-    fewer = mine(browser, posterior, "evaluate", **{"all": "", "d.loaves": entries[1].written}).text
+    fewer = mine(browser, posterior, "evaluate", **{"all": "", "d.loaves": entries[1].field_text}).text
     assert "It costs the same as the recommended decision" in fewer
 
 
@@ -629,5 +629,5 @@ def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rul
 
 
 def test_an_amount_is_written_with_digits_enough_to_be_the_same() -> None:
-    assert EntryView("a", -0.0, None).written == "0"
-    assert EntryView("a", 162.971547, None).written == "162.9715"
+    assert EntryView("a", -0.0, None).field_text == "0"
+    assert EntryView("a", 162.971547, None).field_text == "162.9715"

@@ -217,13 +217,13 @@ def test_the_same_again_is_identical_and_a_deleted_posterior_says_so(browser: Te
 
 def test_what_differs_is_listed(browser: TestClient, client: TestClient, posterior: Json) -> None:
     from app.db.blobs import checksum
-    from app.log.writer import packed, unpacked
+    from app.log.writer import compress, decompress
 
     answer = asked(client, posterior)
     with transaction() as session:
         row = session.get_one(PrescriptionRow, answer["id"])
-        kept = unpacked(row.answer, row.answer_sha256).replace(b'"quality":"', b'"quality":"not ', 1)
-        row.answer, row.answer_sha256 = packed(kept), checksum(kept)
+        kept = decompress(row.answer, row.answer_sha256).replace(b'"quality":"', b'"quality":"not ', 1)
+        row.answer, row.answer_sha256 = compress(kept), checksum(kept)
     page = send(browser, f"/log/{answer['id']}/reproduce", 200, context="0")
     assert "Different: 1 value" in words(page)
     assert "#/quality" in words(page)

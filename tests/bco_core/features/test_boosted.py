@@ -12,7 +12,7 @@ import torch
 
 from bco_core.data import Sample
 from bco_core.distributions import FAMILIES, equal_mixture
-from bco_core.features.boosted import MEAN, BoostedFeatures, Boosting, from_arrays
+from bco_core.features.boosted import MEAN, BoostedFeatures, BoostedFits, from_arrays
 from bco_core.features.trees import from_lightgbm, join_forests
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import learn
@@ -42,7 +42,7 @@ def steps(rows: int = 600, seed: int = 0, timeline: bool = False) -> Sample:
 
 
 def fitted(sample: Sample, seed: int = 0) -> BoostedFeatures:
-    boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, seed)
+    boosting = BoostedFits.of(sample, torch.arange(len(sample)), PROBLEM, seed)
     return boosting.join([boosting.fit(part) for part in range(boosting.parts)])
 
 
@@ -84,7 +84,7 @@ def test_trees_as_arrays_predict_what_their_library_does(rows: int, parameters: 
 def test_a_row_of_the_history_is_told_by_models_that_have_not_seen_it() -> None:
     """The held-out predictions of each fold come from a model of the other folds: refit by hand, they are the same."""
     sample = steps()
-    boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, 0)
+    boosting = BoostedFits.of(sample, torch.arange(len(sample)), PROBLEM, 0)
     part = boosting.fit(2)
     unseen = part["unseen"]
     assert len(unseen) == len(sample) // 5
@@ -102,7 +102,7 @@ def test_a_row_of_the_history_is_told_by_models_that_have_not_seen_it() -> None:
 def test_with_time_a_row_is_predicted_by_models_of_earlier_rows_only() -> None:
     sample = steps(timeline=True)
     assert sample.timeline is not None
-    boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, 0)
+    boosting = BoostedFits.of(sample, torch.arange(len(sample)), PROBLEM, 0)
     block = blocks(sample.timeline)
     for number in (1, 3, 5):
         first = int((block == number).nonzero()[0])
@@ -197,7 +197,11 @@ def test_a_mixture_inside_a_larger_predictor_predicts_the_same(source: str, onto
     features = {"contexts": None, "trees": wide.only(contexts=False), "both": wide}[source]
     kinds = ["linear"] if onto == "linear" else ["linear", "skip_mlp"]
     large = target(onto, sample, wide, (6, 5) if onto == "skip_mlp" else ())
-    columns = list(range(4)) if features is None else [wide.kept.index(column) for column in features.kept]
+    columns = (
+        list(range(4))
+        if features is None
+        else [wide.column_indices.index(column) for column in features.column_indices]
+    )
     for kind in kinds:
         small = target(kind, sample, features, (6, 5) if kind == "skip_mlp" else ())
         loc = 0.3 * torch.randn(3, small.predictor.dim, generator=torch.Generator().manual_seed(1))

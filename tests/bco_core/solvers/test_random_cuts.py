@@ -126,7 +126,7 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
     found = minimize_random(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
     ended, truth = by_highs(program, stages, lower, upper, risk)
     assert ended == "Optimal"
-    assert found.ended == cuts.CONVERGED
+    assert found.outcome == cuts.CONVERGED
     objective = certified(recourse, stages, found, risk)
     assert objective == pytest.approx(truth, rel=1e-6, abs=1e-6)
     assert found.bound <= truth + 1e-6 * (1 + abs(truth))
@@ -146,14 +146,14 @@ def test_decisions_that_leave_a_scenario_without_recourse_are_cut_off(
     recourse, risk = RandomRecourse.of(program), RiskOf(0.0, 0.5)
     found = minimize_random(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
     ended, truth = by_highs(program, stages, lower, upper, risk)
-    if found.ended == cuts.CONVERGED:
+    if found.outcome == cuts.CONVERGED:
         assert ended == "Optimal"
         assert certified(recourse, stages, found, risk) == pytest.approx(truth, rel=1e-6, abs=1e-6)
-    elif found.ended == cuts.NO_DECISION:
+    elif found.outcome == cuts.NO_DECISION:
         assert ended != "Optimal"
     else:
         # What is so nearly infeasible that no proof passes is left to HiGHS.
-        assert found.ended == cuts.OPEN
+        assert found.outcome == cuts.OPEN
 
 
 def test_a_price_that_pays_for_ever_is_said_and_names_its_scenario() -> None:
@@ -165,10 +165,10 @@ def test_a_price_that_pays_for_ever_is_said_and_names_its_scenario() -> None:
     )
     first = box(np.zeros(1), np.ones(1), np.zeros(1))
     found = minimize_random(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, in_time())
-    assert (found.ended, found.scenario) == (cuts.BOUNDLESS, 2)
+    assert (found.outcome, found.scenario) == (cuts.BOUNDLESS, 2)
     # Where that scenario has no weight, it does not matter; scenarios keep their numbers.
     light = stages._replace(weights=np.array([0.5, 0.5, 0.0, 0.0]))
-    assert minimize_random(RandomRecourse.of(program), light, first, RiskOf(0.0, 0.0), 1e-7, in_time()).ended == 0
+    assert minimize_random(RandomRecourse.of(program), light, first, RiskOf(0.0, 0.0), 1e-7, in_time()).outcome == 0
     late = stages._replace(weights=np.array([0.0, 0.5, 0.5, 0.0]))
     assert minimize_random(RandomRecourse.of(program), late, first, RiskOf(0.0, 0.0), 1e-7, in_time()).scenario == 2
 
@@ -222,7 +222,7 @@ def test_units_do_not_matter(money: float, amounts: float) -> None:
         plain = minimize_random(RandomRecourse.of(program), stages, box(lower, upper, begin), risk, 1e-7, in_time())
         far = box(lower * amounts, upper * amounts, begin)
         other = minimize_random(RandomRecourse.of(scaled_program), scaled, far, risk, 1e-7, in_time())
-        assert (plain.ended, other.ended) == (cuts.CONVERGED, cuts.CONVERGED)
+        assert (plain.outcome, other.outcome) == (cuts.CONVERGED, cuts.CONVERGED)
         assert other.objective / (money * amounts) == pytest.approx(plain.objective, rel=1e-6)
 
 
@@ -232,5 +232,5 @@ def test_a_search_out_of_time_says_so() -> None:
     stages = drawn(rng, program, 2, 10, False, False)
     first = box(-np.ones(2), np.ones(2), np.zeros(2))
     found = minimize_random(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, np.ones(1, dtype=bool))
-    assert found.ended == cuts.STOPPED
+    assert found.outcome == cuts.STOPPED
     assert found.bound == -np.inf
