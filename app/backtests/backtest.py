@@ -117,7 +117,7 @@ class Backtest:
             words[ACTUAL_DECISION] = "the decisions actually taken"
         if not self.posteriors:
             wanted = list(RULES) if self.options.baselines is None else self.options.baselines
-            words |= {name: RULES[name].words for name in wanted if name not in self.left_out}
+            words |= {name: RULES[name].label for name in wanted if name not in self.left_out}
         return words
 
     @cached_property

@@ -60,7 +60,7 @@ class Origin:
 class Rule:
     """A rule's name in sentences, its decisions (m, d_z), and why it makes no sense for a problem and a season."""
 
-    words: str
+    label: str
     decide: Callable[[DecisionProblem, Origin], Tensor]
     refusal: Callable[[DecisionProblem, int], str] = lambda problem, season: ""
 

@@ -569,7 +569,7 @@ class MixingView:
         return "ok" if self.r_hat <= 1.01 and (self.ess_bulk or 0) >= 400 else "warn" if self.r_hat <= 1.1 else "bad"
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return {"ok": "mixed", "warn": "nearly mixed", "bad": "not mixed"}.get(self.tone, "not known")
 
 
@@ -644,7 +644,7 @@ class CertificateView:
     """A certificate with its terms; without a bound, the reason."""
 
     bound: float | None
-    words: str
+    sentence: str
     vacuous: bool = False
     terms: tuple[tuple[str, float], ...] = ()
     bounds: tuple[tuple[str, float, bool], ...] = ()

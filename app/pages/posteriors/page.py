@@ -232,7 +232,7 @@ def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[DriverVi
 class MonitoringView:
     """Expected and realised cost of recent data from one source, with a chart if there are several periods."""
 
-    words: str
+    label: str
     verdict: str
     sentence: str
     overall: Json | None

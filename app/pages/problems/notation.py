@@ -27,7 +27,7 @@ class FormulaView:
     """A constraint: its formula and its name or meaning."""
 
     formula: Markup
-    words: str = ""
+    label: str = ""
 
 
 def join(parts: Iterable[str], between: str = "") -> Markup:
