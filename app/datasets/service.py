@@ -17,7 +17,7 @@ from app.datasets.profile import profile
 from app.datasets.roles import ColumnRoles
 from app.datasets.schemas import DatasetSummary, RowsPage
 from app.datasets.times import PERIOD, write_time
-from app.db.blobs import checksum, verified
+from app.db.blobs import checksum, verify
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import InvalidRequest, NotFoundError
@@ -40,7 +40,7 @@ def create(workspace: str, name: str, raw: RawTable, roles: ColumnRoles) -> Data
 def add(session: Session, workspace: str, name: str, raw: RawTable, roles: ColumnRoles) -> DatasetRow:
     """Check, profile and store in the caller's transaction."""
     profiled = profile(raw, roles, get_settings())
-    chunks = chunked(profiled.table)
+    chunks = cut_into_chunks(profiled.table)
     row = DatasetRow(
         id=new_id("data"),
         workspace=workspace,
@@ -61,7 +61,7 @@ def add(session: Session, workspace: str, name: str, raw: RawTable, roles: Colum
     return row
 
 
-def chunked(table: pa.Table) -> list[tuple[str, bytes]]:
+def cut_into_chunks(table: pa.Table) -> list[tuple[str, bytes]]:
     """Cut the table into Parquet chunks with their checksums."""
     chunks = []
     for first in range(0, table.num_rows, CHUNK_ROWS):
@@ -102,7 +102,7 @@ def count_rows(session: Session, dataset_id: str, revision: int) -> int:
 
 def read_chunk(chunk: DatasetChunkRow) -> pa.Table:
     """Return the rows of a chunk, if it is undamaged."""
-    return stored_units(pq.read_table(io.BytesIO(verified(chunk.data, chunk.sha256))))
+    return stored_units(pq.read_table(io.BytesIO(verify(chunk.data, chunk.sha256))))
 
 
 def stored_units(table: pa.Table) -> pa.Table:

@@ -32,7 +32,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app.db.base import now
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import AnswerRow
 from app.http.errors import ConflictError, InvalidRequest
 from app.http.routes import Handler, ScopedRoute
@@ -85,7 +85,7 @@ def record_location(session: Session, location: str) -> None:
     claim = _current.get()
     if claim is None:
         return
-    if not affected(session, sa.update(AnswerRow).where(claim.is_claimed()).values(location=location)):
+    if not affected_rows(session, sa.update(AnswerRow).where(claim.is_claimed()).values(location=location)):
         raise ConflictError(
             "this request took so long that another one with the same Idempotency-Key was served instead"
         )
@@ -256,4 +256,4 @@ def _release(claim: Claim) -> None:
 
 def _change(statement: sa.Update | sa.Delete) -> bool:
     with transaction() as session:
-        return affected(session, statement) > 0
+        return affected_rows(session, statement) > 0

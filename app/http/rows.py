@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.db.base import WorkspaceObject
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.ids import is_id
 
@@ -74,7 +74,7 @@ def delete_row(session: Session, table: type[Row], workspace: str, identifier: s
         raise NotFoundError(missing)
     try:
         query = sa.delete(table).where(table.id == identifier, table.workspace == workspace)
-        deleted = affected(session, query)
+        deleted = affected_rows(session, query)
     except sa.exc.IntegrityError:
         raise ConflictError(in_use) from None
     if not deleted:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.db.base import Timestamp, now
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import UNFINISHED, JobLogRow, JobPartRow, JobRow
 from app.http.errors import ConflictError
 from app.http.rows import delete_row, find, page, read
@@ -96,7 +96,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
         fair_queue.check(session, workspace)
         # Finished parts stay finished; the others get all their attempts again.
         open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
-        affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
+        affected_rows(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
     if not _requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
         raise ConflictError("the job was run again by another request at the same moment")
     return get(workspace, job_id)
@@ -149,7 +149,7 @@ def admit(session: Session, job_id: str, admission: str) -> bool:
         return False
     following = "held" if fair_queue.is_at_its_limit(session, row.workspace) else "admitted"
     here = sa.update(JobRow).where(JobRow.id == job_id, JobRow.state == "queued", JobRow.admission == admission)
-    if not affected(session, here.values(admission=following)):
+    if not affected_rows(session, here.values(admission=following)):
         return False
     if following == "admitted":
         queue.enqueue(session, KINDS[row.kind].queue, row)
@@ -294,7 +294,7 @@ def _change(
 ) -> bool:
     """Update a job if all guards hold, with a new revision and optionally a log line; return whether they did."""
     query = sa.update(JobRow).where(JobRow.id == job_id, *guards)
-    if not affected(session, query.values(revision=JobRow.revision + 1, **values)):
+    if not affected_rows(session, query.values(revision=JobRow.revision + 1, **values)):
         return False
     if line is not None:
         # The updated row is locked until the transaction ends, so its revision is ours alone.

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from app import metrics
 from app.db import outage
 from app.db.base import now
-from app.db.blobs import CorruptBlob, checksum, verified
+from app.db.blobs import CorruptBlob, checksum, verify
 from app.db.engine import get_engine
 from app.db.tables import PrescriptionRow
 from app.http.security import Caller, TokenBucket
@@ -210,6 +210,6 @@ def compress(data: bytes) -> bytes:
 
 def decompress(data: bytes, sha256: str) -> bytes:
     try:
-        return verified(zlib.decompress(data), sha256)
+        return verify(zlib.decompress(data), sha256)
     except zlib.error:
         raise CorruptBlob("a stored prescription cannot be decompressed; restore the database from a backup") from None

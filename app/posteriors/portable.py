@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from app.aliases.service import real_id
 from app.datasets.encoding import ContextEncoding
 from app.datasets.schemas import ColumnSchema
-from app.datasets.service import chunked, read_table, stored_units
+from app.datasets.service import cut_into_chunks, read_table, stored_units
 from app.datasets.service import digest as digest_of_chunks
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
@@ -235,7 +235,7 @@ def _dataset(session: Session, manifest: Manifest, workspace: str, rows: pa.Tabl
     facts = manifest.dataset
     if facts is None or rows is None:
         return None
-    chunks = chunked(rows)
+    chunks = cut_into_chunks(rows)
     row = DatasetRow(
         id=new_id("data"),
         workspace=workspace,

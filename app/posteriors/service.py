@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.aliases import service as aliases
-from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
+from app.db.blobs import Array, checksum, from_blocks, to_blocks, verify
 from app.db.engine import transaction
 from app.db.tables import JobRow, PosteriorBlockRow, PosteriorRow
 from app.http.errors import ConflictError, NotFoundError
@@ -54,7 +54,9 @@ def learned_revision(session: Session, row: PosteriorRow) -> int:
 
 def load(session: Session, row: PosteriorRow) -> Posterior:
     """Load a posterior with every block checked; processes of one service share its arrays."""
-    return Posterior.from_arrays(row.description, shared.mapped(row.id, lambda: load_arrays(session, row)), copy=False)
+    return Posterior.from_arrays(
+        row.description, shared.read_shared(row.id, lambda: load_arrays(session, row)), copy=False
+    )
 
 
 def load_arrays(session: Session, row: PosteriorRow) -> Arrays:
@@ -83,14 +85,14 @@ def load_array(session: Session, posterior_id: str, name: str, first: int = 0, c
         query = query.where(block.first_row < first + count)
     begins: list[int] = []
 
-    def checked() -> Iterator[bytes]:
+    def verified_blocks() -> Iterator[bytes]:
         """Yield one block at a time, so that memory holds at most one besides the array."""
         with session.execute(query, execution_options={"yield_per": 1}) as blocks:
             for begin, sha256, data in blocks:
                 begins.append(begin)
-                yield verified(data, sha256)
+                yield verify(data, sha256)
 
-    array = from_blocks(checked())
+    array = from_blocks(verified_blocks())
     start = first - begins[0]
     return array[start:] if count is None else array[start : start + count]
 

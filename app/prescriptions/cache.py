@@ -260,7 +260,7 @@ def cached_draws(
     key = (row.id, count, seed)
 
     def make() -> tuple[Tensor, int]:
-        arrays = shared.mapped(_name(key), lambda: {"draws": posterior.draws(count, seed).numpy()})
+        arrays = shared.read_shared(_name(key), lambda: {"draws": posterior.draws(count, seed).numpy()})
         draws = torch.from_numpy(arrays["draws"])
         return draws, draws.nbytes
 

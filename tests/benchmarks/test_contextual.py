@@ -157,9 +157,9 @@ def test_every_method_learns_and_the_true_means_decide_best(name: str, findings:
 def test_what_prescribe_decides_is_the_packing_that_is_looked_up() -> None:
     experiment = run.EXPERIMENTS["knapsack"]
     trial = run.ContextualTrial(experiment, experiment.draw(108, 4, 1), 100, 1)
-    problem, posterior = run.learned(trial)
+    problem, posterior = run.learn_posterior(trial)
     prescribed = prescribe(posterior, problem, torch.from_numpy(trial.new))
-    costs = run.predicted(trial, posterior)
+    costs = run.predict_costs(trial, posterior)
     ours = (trial.decide(costs) * costs).sum(1)
     assert (prescribed.decisions.numpy() * costs).sum(1) == pytest.approx(ours, abs=1e-5)
 

@@ -81,7 +81,7 @@ class RightHandSide:
         return rhs, size
 
 
-def _known(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+def _fill_missing_rows(rows: Tensor) -> tuple[Tensor, Tensor | None]:
     """Rows (n, d) with zeros for those that are not all numbers, and which these are, if any."""
     if rows.isfinite().all():
         return rows, None
@@ -96,7 +96,7 @@ class _Decide(torch.autograd.Function):
     def forward(ctx: Any, outcomes: Tensor, pool: BasisPool, right: RightHandSide, bounds: Tensor) -> Tensor:
         dim = bounds.shape[1]
         flat = outcomes.detach().reshape(-1, outcomes.shape[-1])
-        known, missing = _known(flat)
+        known, missing = _fill_missing_rows(flat)
         wanted = bool(ctx.needs_input_grad[0])
         solved = pool.solve(*right.at(known), jacobian=wanted)
         back = torch.from_numpy(pool.form.by_column[:dim][:, pool.watched])
@@ -124,7 +124,7 @@ class _Recourse(torch.autograd.Function):
     def forward(ctx: Any, decisions: Tensor, outcomes: Tensor, pool: BasisPool, right: RightHandSide) -> Tensor:
         z = decisions.detach().reshape(-1, decisions.shape[-1])
         y = outcomes.detach().reshape(-1, outcomes.shape[-1])
-        (z, no_decision), (y, no_outcome) = _known(z), _known(y)
+        (z, no_decision), (y, no_outcome) = _fill_missing_rows(z), _fill_missing_rows(y)
         solved = pool.solve(*right.at(y, z))
         if any(ctx.needs_input_grad):
             dual = torch.from_numpy(solved.dual)

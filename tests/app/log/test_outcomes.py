@@ -203,7 +203,7 @@ def test_what_was_recorded_meanwhile_is_seen(
     """A second one comes between the look and the writing of the first."""
     answer = ask(client, posterior)
     client.get(f"/v1/prescriptions/{answer['id']}")
-    real, calls = outcomes._costed, []
+    real, calls = outcomes._price_changes, []
 
     def overtaken(*given: Any) -> Any:
         calls.append(given)
@@ -211,7 +211,7 @@ def test_what_was_recorded_meanwhile_is_seen(
             record(client, answer, outcomes={"loaves": 7.0})
         return real(*given)
 
-    monkeypatch.setattr(outcomes, "_costed", overtaken)
+    monkeypatch.setattr(outcomes, "_price_changes", overtaken)
     problem = record(client, answer, 409, outcomes={"loaves": 8.0})
     assert "another value" in problem["detail"]
     (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
