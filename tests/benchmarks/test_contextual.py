@@ -166,7 +166,7 @@ def test_what_prescribe_decides_is_the_packing_that_is_looked_up() -> None:
 
 @pytest.mark.slow
 def test_pyepo_learns_apart_and_tells_its_seconds() -> None:
-    if not pyepo_process.installed():
+    if not pyepo_process.is_installed():
         pytest.skip(pyepo_process.MISSING)
     made = data.shortest_path(260, 4, 0)
     matrix = np.array(

@@ -150,7 +150,7 @@ def test_methods_see_the_same_rows_whichever_others_run(monkeypatch: pytest.Monk
     seen: list[Sample] = []
 
     def spy(trial: newsvendor.NewsvendorTrial) -> Tensor:
-        seen.append(trial.pooled)
+        seen.append(trial.all_rows)
         assert len(trial.train) == 256
         assert len(trial.validation) == 64
         return torch.zeros(len(trial.contexts), 1, dtype=torch.float64)
