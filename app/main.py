@@ -168,7 +168,7 @@ def _prepare_state(app: FastAPI) -> None:
     state.posteriors = cache.cache_from_settings()
     state.admission = AdmissionLimit(settings.max_prescriptions, settings.max_workspace_prescriptions)
     state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
-    state.batcher = Batcher(settings.max_together, state.prescribers)
+    state.batcher = Batcher(settings.max_batched_contexts, state.prescribers)
     # answers on their way into the log
     state.log = Writer()
     # calls that took long lately, and the processes they go to

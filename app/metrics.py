@@ -38,7 +38,7 @@ PRESCRIPTIONS = Counter(
     ],
 )
 FALLBACKS = Counter("bco_solver_fallbacks", "Decisions that the fast solver left to HiGHS, or that are a best effort")
-TOGETHER = Histogram(
+CALLS_PER_BATCH = Histogram(
     "bco_prescriptions_together", "Prescribe calls decided in one batch", buckets=(1, 2, 4, 8, 16, 32, 64)
 )
 IN_FLIGHT = Gauge("bco_prescriptions_in_flight", "Prescribe calls running or waiting", multiprocess_mode="livesum")

@@ -139,7 +139,7 @@ class Settings(BaseSettings):
     max_workspace_prescriptions: NotNegative = Field(
         48, description="most prescribe calls of one workspace at the same time; more get 429; 0 for no limit"
     )
-    max_together: Positive = Field(
+    max_batched_contexts: Positive = Field(
         64, description="most contexts of waiting prescribe calls in one batch; 1 for no batching"
     )
     prescribe_seconds: Positive = Field(60, description="time limit of a prescribe call, in seconds")

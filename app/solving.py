@@ -128,12 +128,12 @@ class Solvers:
         Where there are several processes, no workspace may use all of them. ``deadline`` is a moment of the monotonic
         clock; OutOfTime is raised soon after it.
         """
-        call, last = _Call(), deadline + GRACE_SECONDS
-        work = asyncio.ensure_future(self._work(call, workspace, task, key, body, last + LINGER_SECONDS))
+        call, latest = _Call(), deadline + GRACE_SECONDS
+        work = asyncio.ensure_future(self._work(call, workspace, task, key, body, latest + LINGER_SECONDS))
         alone = asyncio.ensure_future(_wait_for_leaving(http))
         lingers = False
         try:
-            await asyncio.wait({work, alone}, timeout=last - monotonic(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, alone}, timeout=latest - monotonic(), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
             if alone.done():

@@ -14,7 +14,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.batch_kernels import mean_of_atoms
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import Terms, decide_over
@@ -87,14 +87,14 @@ def evaluate(
     options = options or PrescribeOptions()
     _check_shapes(problem, contexts, ours, given, owners)
     theta = posterior.draws(options.scenarios, options.seed) if draws is None else draws
-    ends = monotonic() + time_limit_seconds
+    deadline = monotonic() + time_limit_seconds
     builder = _EvaluationBuilder(problem, len(contexts), given)
     size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
-    terms = Terms(generator, options.risk or EXPECTATION, ends, options.blend)
+    terms = Terms(generator, options.risk or EXPECTATION, deadline, options.blend)
     completion = _Completion(fix, options, terms, int(given.isnan().any(1).sum()))
     try:
-        with deadline.until(ends + ROOM_SECONDS):
+        with deadlines.until(deadline + ROOM_SECONDS):
             for first in range(0, len(contexts), size):
                 here = slice(first, min(first + size, len(contexts)))
                 rows = ((owners >= here.start) & (owners < here.stop)).nonzero()[:, 0]
@@ -106,7 +106,7 @@ def evaluate(
                     builder.judge(some, given[some], over, owners[some] - first)
                 for some in _group_by_fixed(given, rows[~whole]):
                     for piece in some.split(size):
-                        if monotonic() >= ends:
+                        if monotonic() >= deadline:
                             break
                         completed = completion.complete(
                             given[piece[0]], over, owners[piece] - first, ours[owners[piece]]
@@ -115,7 +115,7 @@ def evaluate(
                         builder.set_status(piece, *completed[1:])
     except OutOfTime:
         # An outer deadline, or one that forbids long work, raises its own error.
-        deadline.before_long_work()
+        deadlines.before_long_work()
     return builder.build()
 
 
@@ -185,14 +185,16 @@ class _Completion:
         if free.all():
             return ours, [OURS] * count, [""] * count
         now = monotonic()
-        ends = self.terms.ends if self.terms.ends == math.inf else now + max(self.terms.ends - now, 0.0) * share
+        deadline = self.terms.deadline
+        if deadline != math.inf:
+            deadline = now + max(deadline - now, 0.0) * share
         try:
             problem = self.fix(given)
         except InvalidInput as error:
             reason = f"no choice of the open entries satisfies all constraints with the given ones: {error}"
             nowhere = torch.full((count, len(given)), torch.nan, dtype=torch.float64)
             return nowhere, [str(Status.INFEASIBLE)] * count, [reason] * count
-        terms = replace(self.terms, ends=ends)
+        terms = replace(self.terms, deadline=deadline)
         draws, predictive = _scenarios_of(over.draws, contexts), _scenarios_of(over.predictive, contexts)
         prescription = decide_over(problem, draws, predictive, self.options.chosen_policy, terms)
         # Solvers keep bounds up to rounding.
@@ -228,7 +230,7 @@ class _EvaluationBuilder:
 
     def judge(self, rows: Tensor, decisions: Tensor, over: _ContextScenarios, contexts: Tensor) -> None:
         """Price decisions (n, d_z), each in its context."""
-        deadline.check()
+        deadlines.check()
         problem, atoms = self._problem, _scenarios_of(over.atoms, contexts)
         costs = problem.cost(decisions[:, None], atoms.outcomes)
         ordered, share = sort_atoms(costs, atoms.weights)

@@ -34,18 +34,18 @@ from bco_core.scenarios import Scenarios, expected_cost
 class Terms:
     """Inputs of a policy besides scenarios: its random generator, the risk to minimise, and ``alpha`` for ``blended``.
 
-    ``ends`` is the time of the monotonic clock at which solvers stop with the best decision they have.
+    ``deadline`` is the time of the monotonic clock at which solvers stop with the best decision they have.
     """
 
     generator: torch.Generator = field(default_factory=torch.Generator)
     risk: Risk = EXPECTATION
-    ends: float = math.inf
+    deadline: float = math.inf
     alpha: float = 0.5
 
     @property
     def time_limit_seconds(self) -> float | None:
         """Seconds left for solvers; None for no limit."""
-        return None if self.ends == math.inf else max(self.ends - monotonic(), 0.0)
+        return None if self.deadline == math.inf else max(self.deadline - monotonic(), 0.0)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.batch_kernels import exp_affine, sample_near
 from bco_core.scenarios import Scenarios
 
@@ -113,7 +113,7 @@ def predictive_scenarios(
     size = max(1, _CHUNK_NUMBERS // max(len(history), count))
     parts = []
     for first in range(0, len(predictions), size):
-        deadline.check()
+        deadlines.check()
         chunk = slice(first, first + size)
         chosen = sample_rows(history, predictions[chunk], count, None if own is None else own[chunk])
         parts.append(carry_outcomes(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))

@@ -73,7 +73,7 @@ def choose_carrier(
         scores = _with_costs(scores, _cost_scores(candidates, judged, features, problem))
     labels: Table = [{"carry": one.carrier.carry, "bandwidth": one.carrier.bandwidth} for one in candidates]
     choice = select(scores, labels, _CLEAR)
-    chosen = candidates[choice.chosen]
+    chosen = candidates[choice.best]
     carrier = replace(chosen.carrier, shrink=shrink, bandwidth=_sharper(chosen.carrier.bandwidth, shrink))
     return CarrierChoice(replace(chosen, carrier=carrier), order, choice.table)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import POLICIES, Terms, check_risk, decide_for_outcomes, decide_over
 from bco_core.posterior import Posterior
@@ -130,18 +130,18 @@ def prescribe(
     parts: list[PrescribeResult] = []
     limit, done = monotonic() + time_limit_seconds, 0
     try:
-        with deadline.until(limit + ROOM_SECONDS):
+        with deadlines.until(limit + ROOM_SECONDS):
             for chunk in contexts.split(size):
                 if parts and monotonic() >= limit:
                     break
                 # Where deciding takes a search, the remaining contexts share the remaining time.
-                ends = _part_of_the_way(limit, len(chunk) / (len(contexts) - done)) if searches else limit
-                terms = Terms(generator, options.risk or EXPECTATION, ends, options.blend)
+                deadline = _part_of_the_way(limit, len(chunk) / (len(contexts) - done)) if searches else limit
+                terms = Terms(generator, options.risk or EXPECTATION, deadline, options.blend)
                 parts.append(_prescribe(posterior, problem, chunk, theta, options, terms))
                 done += len(chunk)
     except OutOfTime:
         # An outer deadline raises its own error.
-        deadline.check()
+        deadlines.check()
         if not parts:
             text = f"deciding took longer than {time_limit_seconds:g} s"
             raise OutOfTime(f"{text}; fewer contexts or scenarios take less") from None
@@ -150,12 +150,12 @@ def prescribe(
     return _join_results(parts)
 
 
-def _part_of_the_way(until: float, share: float) -> float:
-    """Return the time at which this share of the time until ``until`` will have passed."""
-    if until == math.inf:
-        return until
-    left = until - monotonic()
-    return until - left * (1 - share) if left > 0 else until
+def _part_of_the_way(deadline: float, share: float) -> float:
+    """Return the time at which this share of the time until ``deadline`` will have passed."""
+    if deadline == math.inf:
+        return deadline
+    left = deadline - monotonic()
+    return deadline - left * (1 - share) if left > 0 else deadline
 
 
 def _undecided(count: int, like: PrescribeResult) -> PrescribeResult:
@@ -215,7 +215,7 @@ def _prescribe(
     predictive, atoms = scenario_sets(posterior, contexts, encoded, scenarios, options)
     searches, policy = problem.relaxation is not problem, options.chosen_policy
     share = 1 - _MAP_SHARE if searches and policy != "map" else 1.0
-    own = replace(terms, ends=_part_of_the_way(terms.ends, share))
+    own = replace(terms, deadline=_part_of_the_way(terms.deadline, share))
     prescription = decide_over(problem, atoms if options.risk else scenarios, predictive, policy, own)
     decisions = hide_infeasible(prescription)
     costs = cost_distribution(problem, decisions, atoms, torch.tensor(QUANTILES, dtype=torch.float64), CVAR_LEVEL)

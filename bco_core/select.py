@@ -27,7 +27,7 @@ _STACK_WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 class Selection:
     """The number of the chosen candidate, and the table of all candidates for reports."""
 
-    chosen: int
+    best: int
     table: Table
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.backtest import Json
-from app.commands.errors import ended
+from app.commands.errors import exit_with
 
 experiment = typer.Typer(no_args_is_help=True)
 bench = typer.Typer(no_args_is_help=True)
@@ -343,15 +343,15 @@ def _contextual(
 ) -> None:
     from benchmarks.experiments import harness
     from benchmarks.experiments.contextual import run as experiment
-    from benchmarks.experiments.contextual.pyepo_process import MISSING, installed
+    from benchmarks.experiments.contextual.pyepo_process import MISSING, is_installed
     from benchmarks.experiments.contextual.report import figures, markdown
 
     refuse_unknown(degrees or [], experiment.DEGREES, "degree")
     refuse_unknown(rows or [], experiment.SIZES, "number of rows")
     refuse_unknown(method or [], [*experiment.METHODS, experiment.PYEPO], "method")
-    if not installed():
+    if not is_installed():
         typer.echo(MISSING, err=True)
-    methods = [one for one in method or experiment.default_methods() if one != experiment.PYEPO or installed()]
+    methods = [one for one in method or experiment.default_methods() if one != experiment.PYEPO or is_installed()]
     path = out / f"{name}.csv"
     wanted = experiment.keys(degrees or experiment.DEGREES, rows or experiment.SIZES, seeds)
     done = harness.read(path, experiment.NAMES)
@@ -451,7 +451,7 @@ def bench_attack(
 
     unknown = [name for name in only or [] if name not in ATTACKS]
     if unknown:
-        raise ended(f"There is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}.", 1)
+        raise exit_with(f"There is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}.", 1)
     run(json, only, seconds)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from app.aliases.schemas import AliasName
-from app.aliases.service import locked, move
+from app.aliases.service import lock_alias, move
 from app.db.tables import PosteriorRow
 from app.http.schemas import StrictModel
 from bco_core.estimates import Estimate
@@ -50,9 +50,9 @@ def consider(
     This happens in the transaction that stores the challenger. A new alias is created. An existing one is locked, so
     that it cannot move between comparison and move.
     """
-    alias, row = promotion.alias, locked(session, workspace, promotion.alias)
+    alias, row = promotion.alias, lock_alias(session, workspace, promotion.alias)
     incumbent = None if row is None else session.get_one(PosteriorRow, row.posterior_id)
-    earned, why = _earned(incumbent, challenger, comparison)
+    earned, why = _judge_challenger(incumbent, challenger, comparison)
     if promotion.when == "never" or not (earned or promotion.when == "always"):
         stays = f"still names {incumbent.id}" if incumbent else "is not created"
         return False, f"the alias {alias} {stays}: {why}"
@@ -65,7 +65,7 @@ def consider(
     return True, sentence
 
 
-def _earned(
+def _judge_challenger(
     incumbent: PosteriorRow | None, challenger: PosteriorRow, comparison: PromotionComparison | None
 ) -> tuple[bool, str]:
     """Return whether the challenger costs no more than the incumbent on the same rows, and why."""

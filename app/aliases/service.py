@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from app.aliases.schemas import AliasTarget, is_name
 from app.db.base import now
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import AliasMoveRow, AliasRow, PosteriorRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.http.rows import find, page
@@ -31,7 +31,7 @@ def real_id(session: Session, workspace: str, named: str) -> str:
     """Return the posterior's id for an id or an alias of the workspace."""
     if not is_name(named):
         return named
-    return session.scalar(sa.select(AliasRow.posterior_id).where(*_named(workspace, named))) or named
+    return session.scalar(sa.select(AliasRow.posterior_id).where(*_alias_conditions(workspace, named))) or named
 
 
 def key(workspace: str, name: str) -> str:
@@ -51,7 +51,9 @@ def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[sa.Row
 
 def get(workspace: str, name: str) -> sa.Row[Any]:
     with transaction() as session:
-        row = session.execute(sa.select(*_COLUMNS).where(*_named(workspace, name), _ITS_POSTERIOR)).one_or_none()
+        row = session.execute(
+            sa.select(*_COLUMNS).where(*_alias_conditions(workspace, name), _ITS_POSTERIOR)
+        ).one_or_none()
     if row is None:
         raise NotFoundError(MISSING)
     return row
@@ -73,7 +75,7 @@ def moves(workspace: str, name: str, limit: int, before: int | None) -> tuple[li
 def put(workspace: str, name: str, target: AliasTarget, by: str | None) -> None:
     """Create or move an alias, if it still names the posterior that the caller expects."""
     with transaction() as session:
-        row = locked(session, workspace, name)
+        row = lock_alias(session, workspace, name)
         if target.is_guarded:
             _check_expected(row, target.if_posterior_id)
         posterior = find(session, PosteriorRow, workspace, real_id(session, workspace, target.posterior_id))
@@ -94,11 +96,13 @@ def _check_expected(row: AliasRow | None, expected: str | None) -> None:
         )
 
 
-def locked(session: Session, workspace: str, name: str) -> AliasRow | None:
+def lock_alias(session: Session, workspace: str, name: str) -> AliasRow | None:
     """Return the alias, locked against other moves until the transaction ends."""
     # An update takes the lock on both databases; a read would not on SQLite.
-    affected(session, sa.update(AliasRow).where(*_named(workspace, name)).values(revision=AliasRow.revision))
-    query = sa.select(AliasRow).where(*_named(workspace, name))
+    affected_rows(
+        session, sa.update(AliasRow).where(*_alias_conditions(workspace, name)).values(revision=AliasRow.revision)
+    )
+    query = sa.select(AliasRow).where(*_alias_conditions(workspace, name))
     return session.scalar(query.execution_options(populate_existing=True))
 
 
@@ -119,19 +123,19 @@ def move(
 
 def delete(workspace: str, name: str, by: str | None) -> None:
     with transaction() as session:
-        row = locked(session, workspace, name)
+        row = lock_alias(session, workspace, name)
         if row is None:
             raise NotFoundError(MISSING)
         _record_move(session, workspace, name, row.posterior_id, None, by, "")
         session.delete(row)
 
 
-def naming(session: Session, posterior_id: str) -> list[str]:
+def aliases_of_posterior(session: Session, posterior_id: str) -> list[str]:
     """Return the aliases of a posterior."""
-    return namings(session, [posterior_id]).get(posterior_id, [])
+    return aliases_by_posterior(session, [posterior_id]).get(posterior_id, [])
 
 
-def namings(session: Session, posterior_ids: Iterable[str]) -> dict[str, list[str]]:
+def aliases_by_posterior(session: Session, posterior_ids: Iterable[str]) -> dict[str, list[str]]:
     """Return the aliases of posteriors, by id; posteriors without any are left out."""
     query = sa.select(AliasRow.posterior_id, AliasRow.name).where(AliasRow.posterior_id.in_(list(posterior_ids)))
     names: dict[str, list[str]] = {}
@@ -160,7 +164,7 @@ def _record_move(
     return revision
 
 
-def _named(workspace: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+def _alias_conditions(workspace: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:
     return AliasRow.workspace == workspace, AliasRow.name == name
 
 

@@ -117,7 +117,7 @@ class Backtest:
             words[ACTUAL_DECISION] = "the decisions actually taken"
         if not self.posteriors:
             wanted = list(RULES) if self.options.baselines is None else self.options.baselines
-            words |= {name: RULES[name].words for name in wanted if name not in self.left_out}
+            words |= {name: RULES[name].label for name in wanted if name not in self.left_out}
         return words
 
     @cached_property
@@ -302,10 +302,10 @@ def origin_of(
 
 def known_columns(columns: list[dict[str, Any]], past: pa.Table) -> list[dict[str, Any]]:
     """Return a data set's profile as these rows alone would have it, for the encoding."""
-    return [column | _known(column, past.column(column["name"])) for column in columns]
+    return [column | _profile_known_rows(column, past.column(column["name"])) for column in columns]
 
 
-def _known(column: dict[str, Any], values: pa.ChunkedArray) -> dict[str, Any]:
+def _profile_known_rows(column: dict[str, Any], values: pa.ChunkedArray) -> dict[str, Any]:
     if column["role"] == "time":
         bounds = pc.min_max(values.cast(pa.int64())).as_py()
         return {

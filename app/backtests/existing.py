@@ -40,7 +40,7 @@ class ExistingPosterior:
         """
         encoding = self.loaded.encoding
         past = encoding.lookback.past(table, 0) if encoding.lookback is not None else None
-        encoded = encoding.encode_table(_checked(self, table.take(pa.array(rows))), past, notes=False)
+        encoded = encoding.encode_table(_to_encodable(self, table.take(pa.array(rows))), past, notes=False)
         usable = encoded.usable
         decisions = torch.full((len(rows), self.loaded.problem.decision_dim), torch.nan, dtype=torch.float64)
         if len(usable):
@@ -52,10 +52,10 @@ class ExistingPosterior:
         return decisions
 
 
-def _checked(one: ExistingPosterior, table: pa.Table) -> pa.Table:
+def _to_encodable(one: ExistingPosterior, table: pa.Table) -> pa.Table:
     columns = {name: table.column(name) for name in table.column_names}
     raw = RawTable(columns, table.num_rows, "dataset_id", lambda row, name: (("dataset_id",), f"row {row}"))
-    return one.loaded.encoding.checked(raw)[0]
+    return one.loaded.encoding.check_upload(raw)[0]
 
 
 def check(spec: dict[str, object], rows: Sequence[PosteriorRow]) -> None:
@@ -75,7 +75,7 @@ def unseen(
     fresh = np.ones(table.num_rows, dtype=bool)
     notes = []
     for row in rows:
-        learned = _learned(session, dataset, table, row)
+        learned = _mark_learned_rows(session, dataset, table, row)
         if learned is None:
             notes.append(f"the training data of {row.id} is unavailable, so it may have learned from these rows")
             continue
@@ -88,7 +88,7 @@ def unseen(
     return np.flatnonzero(fresh), notes
 
 
-def _learned(session: Session, dataset: DatasetRow, table: pa.Table, row: PosteriorRow) -> Booleans | None:
+def _mark_learned_rows(session: Session, dataset: DatasetRow, table: pa.Table, row: PosteriorRow) -> Booleans | None:
     """Mark the rows (n,) that a posterior has learned from: those of its revision, or equal rows elsewhere."""
     if row.dataset_id is None:
         return None

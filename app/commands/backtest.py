@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.commands.errors import ended, plain_errors
+from app.commands.errors import exit_with, plain_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +72,7 @@ def backtest(
     in two sentences; [bold]--output[/] keeps every row.
     """
     if output is not None and output.suffix not in _FORMATS:
-        raise ended(f"Results are written as {' or '.join(_FORMATS)}; {output.name} is neither.", 1)
+        raise exit_with(f"Results are written as {' or '.join(_FORMATS)}; {output.name} is neither.", 1)
     choices: dict[str, Any] = {"splits": splits, "judged": judged, "baselines": baseline, "seed": seed}
     if learn is not None:
         choices["ours"] = [_json(learn)]
@@ -183,7 +183,7 @@ def _text(number: float | None) -> str:
 def _pair(text: str) -> tuple[str, str]:
     decision, separator, column = text.partition("=")
     if not (decision and separator and column):
-        raise ended(
+        raise exit_with(
             f"Write the actual decision as decision=column, such as bread=baked; {text!r} is not of this form.", 1
         )
     return decision, column
@@ -193,9 +193,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = jsonlib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ended(f"{path} is not JSON ({error}).", 1) from None
+        raise exit_with(f"{path} is not JSON ({error}).", 1) from None
     if not isinstance(value, dict):
-        raise ended(f"{path} must hold a JSON object.", 1)
+        raise exit_with(f"{path} must hold a JSON object.", 1)
     return value
 
 
@@ -211,9 +211,9 @@ def _sentences() -> Iterator[None]:
         yield
     except HttpError as error:
         messages = [f"{one.pointer[2:]}: {one.detail}" for one in error.fields[:_MISTAKES]] or [error.detail]
-        raise ended("Invalid input: " + "; ".join(messages) + ".", 1) from None
+        raise exit_with("Invalid input: " + "; ".join(messages) + ".", 1) from None
     except ValidationError as error:
         messages = [f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:_MISTAKES]]
-        raise ended("Invalid input: " + "; ".join(messages) + ".", 1) from None
+        raise exit_with("Invalid input: " + "; ".join(messages) + ".", 1) from None
     except BcoError as error:
-        raise ended(f"Invalid input: {error}.", 1) from None
+        raise exit_with(f"Invalid input: {error}.", 1) from None

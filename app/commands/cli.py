@@ -17,7 +17,7 @@ from typer.main import get_group
 
 from app import logs
 from app.commands.backtest import backtest
-from app.commands.errors import check_database_path, ended, plain_errors
+from app.commands.errors import check_database_path, exit_with, plain_errors
 from app.commands.keys import keys
 from app.settings import Settings, get_settings
 
@@ -116,9 +116,9 @@ def _check_port(settings: Settings) -> None:
     try:
         free = port_is_free(settings.host, settings.port)
     except OSError as error:
-        raise ended(f"{settings.host}, port {settings.port}, cannot be listened on ({error.strerror}).") from None
+        raise exit_with(f"{settings.host}, port {settings.port}, cannot be listened on ({error.strerror}).") from None
     if not free:
-        raise ended(f"Port {settings.port} is taken; choose another with --port or BCO_PORT.", 1)
+        raise exit_with(f"Port {settings.port} is taken; choose another with --port or BCO_PORT.", 1)
 
 
 @app.command()
@@ -206,7 +206,7 @@ def sample(
             with path.open("w" if force else "x") as file:
                 file.write(as_csv(bakery_rows()))
         except FileExistsError:
-            raise ended(f"{path} already exists; choose another name, or overwrite it with --force.") from None
+            raise exit_with(f"{path} already exists; choose another name, or overwrite it with --force.") from None
     typer.echo(f"Wrote {path}. Outcomes: croissants, loaves. All other columns are contexts.")
 
 
@@ -225,9 +225,9 @@ def demo(
         code = demonstrate(get_settings(), Console(), stay=not exit_)
     except NotStarted as error:
         # The service itself has printed the reason.
-        raise ended(str(error)) from None
+        raise exit_with(str(error)) from None
     except DemoError as error:
-        raise ended(str(error), 1) from None
+        raise exit_with(str(error), 1) from None
     raise typer.Exit(code)
 
 

@@ -26,20 +26,20 @@ def plain_errors() -> Iterator[None]:
 
         if not isinstance(error, InvalidInput | InvalidKey):
             raise
-        raise ended(f"Invalid input: {error}.", 1) from None
+        raise exit_with(f"Invalid input: {error}.", 1) from None
     except sa.exc.SQLAlchemyError as error:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
         if is_outage(error):
             sentence = f"{_database()} cannot be used ({reason}); check BCO_DATABASE_URL and that it is running."
-            raise ended(sentence) from None
-        raise ended(f"The database cannot be used ({reason}). Has 'bco migrate' been run?", 1) from None
+            raise exit_with(sentence) from None
+        raise exit_with(f"The database cannot be used ({reason}). Has 'bco migrate' been run?", 1) from None
     except OSError as error:
         what = "This" if error.filename is None else str(error.filename)
-        raise ended(f"{what} cannot be used ({error.strerror or error}).") from None
+        raise exit_with(f"{what} cannot be used ({error.strerror or error}).") from None
 
 
-def ended(sentence: str, status: int = UNAVAILABLE) -> typer.Exit:
+def exit_with(sentence: str, status: int = UNAVAILABLE) -> typer.Exit:
     """Print a sentence to stderr, without secrets; return the exception to raise."""
     from app.logs import redact
 

@@ -23,7 +23,7 @@ from app.prescriptions.context import PrescribeCall
 from app.prescriptions.service import CALL_KINDS
 from app.settings import get_settings
 from app.solving import describe_error
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.compile_kernels import LEAST_VARIANCE, RANDOM_COSTS, SHIPMENT, decide
 from bco_core.problems.base import Risk
 from bco_core.problems.registry import check_problem as try_problem
@@ -49,7 +49,7 @@ def answer_call(kind: str, body: bytes) -> tuple[Header, bytes]:
 def check_problem(body: bytes) -> tuple[Header, bytes]:
     """Refuse a specification that no problem can be built from."""
     fields = orjson.loads(body)
-    with deadline.until(fields["until"]):
+    with deadlines.until(fields["deadline"]):
         try_problem(fields["spec"])
     return {}, b""
 
@@ -62,7 +62,7 @@ def judge_drift(body: bytes) -> tuple[Header, bytes]:
         fields["workspace"],
         fields["posterior_id"],
         fields["dataset_id"],
-        fields["until"],
+        fields["deadline"],
     )
     return {}, judgement.model_dump_json().encode()
 
@@ -70,7 +70,7 @@ def judge_drift(body: bytes) -> tuple[Header, bytes]:
 def record_outcome(body: bytes) -> tuple[Header, bytes]:
     """Record the outcome of a prescription and its costs."""
     fields = orjson.loads(body)
-    request, seconds = NewOutcome.model_validate(fields["request"]), fields["until"] - monotonic()
+    request, seconds = NewOutcome.model_validate(fields["request"]), fields["deadline"] - monotonic()
     return {}, outcomes.record(
         _posteriors(), fields["workspace"], fields["prescription_id"], request, fields["by"], seconds
     )

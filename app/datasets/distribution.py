@@ -43,7 +43,7 @@ from app.datasets.times import (
     series_of,
     write_time,
 )
-from app.db.blobs import verified
+from app.db.blobs import verify
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import InvalidRequest, NotFoundError
@@ -86,7 +86,7 @@ def read_distribution(workspace: str, dataset_id: str, query: DistributionQuery)
             raise NotFoundError(MISSING)
         chunk = DatasetChunkRow
         chunks = sa.select(chunk.data, chunk.sha256).where(chunk.dataset_id == row.id, chunk.revision <= row.revision)
-        stored = StoredChunks([verified(data, sha256) for data, sha256 in session.execute(chunks.order_by(chunk.seq))])
+        stored = StoredChunks([verify(data, sha256) for data, sha256 in session.execute(chunks.order_by(chunk.seq))])
     keys = [column["name"] for column in row.columns if column["role"] == "series"]
     codes, names, counts = _series(stored, keys, row.rows)
     most = np.argsort(-counts, kind="stable")[:MOST_SERIES]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from app.datasets.lookback import Lookback, Notes, Past
+from app.datasets.lookback import HistoryGrid, Lookback, Notes
 from app.datasets.parsing import RawTable, Refusals, as_numbers, by_value, category_text, is_number, to_float
 from app.datasets.times import TimeColumn
 from app.http.errors import InvalidRequest
@@ -202,7 +202,7 @@ class ContextEncoding:
         before = sum(column.width for column in self.columns)
         return tuple(before + level for level in self.lookback.recipe.levels)
 
-    def encode_table(self, table: pa.Table, past: Past | None = None, *, notes: bool = True) -> EncodedContexts:
+    def encode_table(self, table: pa.Table, past: HistoryGrid | None = None, *, notes: bool = True) -> EncodedContexts:
         """Encode rows of a data set, or of a table that :meth:`checked` has returned; with notes only if asked to."""
         refused = {}
         if REFUSED in table.column_names:
@@ -214,12 +214,12 @@ class ContextEncoding:
         """Return the values of contexts in the order of ``names``."""
         return [self._in_order(index, context) for index, context in enumerate(contexts)]
 
-    def encode_rows(self, rows: Sequence[Sequence[Any]], past: Past | None = None) -> EncodedContexts:
+    def encode_rows(self, rows: Sequence[Sequence[Any]], past: HistoryGrid | None = None) -> EncodedContexts:
         """Encode contexts whose values are in the order of ``names``."""
         values = dict(zip(self.names, zip(*rows, strict=True), strict=True))
         return self._encode(values, len(rows), past, {})
 
-    def checked(self, raw: RawTable) -> tuple[pa.Table, dict[int, Refusal]]:
+    def check_upload(self, raw: RawTable) -> tuple[pa.Table, dict[int, Refusal]]:
         """Turn an uploaded table into one for :meth:`encode_table`, and return the rows that cannot be used."""
         for name in self.names:
             if name not in raw.columns:
@@ -256,7 +256,7 @@ class ContextEncoding:
         self,
         values: Mapping[str, Any],
         count: int,
-        past: Past | None,
+        past: HistoryGrid | None,
         refused: dict[int, Refusal],
         notes: bool = True,
     ) -> EncodedContexts:

@@ -153,7 +153,7 @@ def _facts(name: str, column: pa.ChunkedArray, content: _ColumnContent, rows: in
 def _samples(column: pa.ChunkedArray) -> list[str]:
     """Return a few distinct values from the first rows."""
     held = column.slice(0, _TELLING).drop_null()
-    return [_written(value) for value in pc.unique(held).slice(0, SAMPLES).to_pylist()]
+    return [_to_text(value) for value in pc.unique(held).slice(0, SAMPLES).to_pylist()]
 
 
 def _first_rows(raw: RawTable, names: list[str]) -> list[list[str | None]]:
@@ -162,10 +162,10 @@ def _first_rows(raw: RawTable, names: list[str]) -> list[list[str | None]]:
 
 
 def _cell(value: Any) -> str | None:
-    return None if value is None else _written(value)
+    return None if value is None else _to_text(value)
 
 
-def _written(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """Write a value as a short plain text."""
     text = f"{value:.10g}" if isinstance(value, float) else category_text(value)
     text = "".join(mark if is_plain(mark) else "?" for mark in text[: LONGEST + 1])

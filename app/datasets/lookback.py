@@ -22,7 +22,7 @@ _MOST_OVERALL = 1_000
 
 
 @dataclass(frozen=True)
-class Past:
+class HistoryGrid:
     """Rows of one revision of a data set: outcomes on a grid, and the number of each series by its key.
 
     ``last`` is the newest period of all series. ``overall`` caches the mean level of all series by period.
@@ -49,15 +49,15 @@ class Lookback:
     unseen: str = "reject"
     learned_until: int | None = None
 
-    def past(self, table: pa.Table, revision: int) -> Past:
+    def past(self, table: pa.Table, revision: int) -> HistoryGrid:
         """Put the rows of a data set on a grid."""
         periods, _ = self.time.periods(self.recipe.clock, table.column(self.time.name))
         keys, series = series_of(table, self.keys)
         outcomes = np.stack([table.column(name).to_numpy() for name in self.recipe.outcomes], axis=1)
         numbers = {key: number for number, key in enumerate(keys)}
-        return Past(Grid.of(periods, series, outcomes, len(keys)), numbers, revision, int(periods.max()))
+        return HistoryGrid(Grid.of(periods, series, outcomes, len(keys)), numbers, revision, int(periods.max()))
 
-    def places(self, past: Past, table: pa.Table) -> tuple[Integers, Integers]:
+    def places(self, past: HistoryGrid, table: pa.Table) -> tuple[Integers, Integers]:
         """Return the period and the series (n,) of each row of a data set."""
         periods, _ = self.time.periods(self.recipe.clock, table.column(self.time.name))
         return periods, self.series(past, [table.column(name) for name in self.keys], table.num_rows)[0]
@@ -68,7 +68,7 @@ class Lookback:
         periods, series = self.places(past, table)
         return table.filter(pa.array(periods > past.grid.last[series] - self.recipe.depth))
 
-    def series(self, past: Past, columns: Sequence[Any], count: int) -> tuple[Integers, Refusals]:
+    def series(self, past: HistoryGrid, columns: Sequence[Any], count: int) -> tuple[Integers, Refusals]:
         """Return the numbers (n,) of series by the values of their key columns, −1 for those not in the history."""
         keys, rows = series_keys(columns, count)
         numbers = np.array([past.numbers.get(key, -1) for key in keys], dtype=np.int64)[rows]
@@ -82,7 +82,9 @@ class Lookback:
                 refused[row] = f"the history has no series with this {names}; append rows of it first"
         return numbers, refused
 
-    def features(self, past: Past, periods: Integers, series: Integers, usable: Booleans) -> tuple[Floats, Refusals]:
+    def features(
+        self, past: HistoryGrid, periods: Integers, series: Integers, usable: Booleans
+    ) -> tuple[Floats, Refusals]:
         """Return the recipe's features (n, k) of usable rows, and refuse those that have too little past."""
         recipe, clock, refused = self.recipe, self.recipe.clock, Refusals()
         beyond = usable & (periods > past.last + recipe.lead)
@@ -105,7 +107,7 @@ class Lookback:
             )
         return matrix, refused
 
-    def _overall(self, past: Past, periods: Integers, wanted: Booleans) -> Floats:
+    def _overall(self, past: HistoryGrid, periods: Integers, wanted: Booleans) -> Floats:
         """Return the mean level (n, d_y) of all series that have one, as known for periods (n,); 0 if not wanted."""
         table = np.zeros((len(periods), len(self.recipe.outcomes)))
         everyone = np.arange(past.grid.count)
@@ -119,7 +121,7 @@ class Lookback:
             table[wanted & (periods == period)] = past.overall[period]
         return table
 
-    def notes(self, past: Past, periods: Integers, series: Integers, usable: Booleans) -> Notes:
+    def notes(self, past: HistoryGrid, periods: Integers, series: Integers, usable: Booleans) -> Notes:
         """Return remarks on usable rows."""
         recipe, name = self.recipe, self.time.name
         there = series >= 0

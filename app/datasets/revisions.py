@@ -13,10 +13,10 @@ from app.datasets.columns import with_other
 from app.datasets.parsing import RawTable
 from app.datasets.profile import CleanTable, ProfiledTable, clean, describe
 from app.datasets.roles import ColumnRoles, StoredColumns
-from app.datasets.service import MISSING, chunked, digest, read_table
+from app.datasets.service import MISSING, cut_into_chunks, digest, read_table
 from app.datasets.times import DATE, DATETIME, GERMAN, TimeColumn, Times, first_duplicate, series_of, write_time
 from app.datasets.validation_errors import Mistakes, quote
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.http.idempotency import record_location
@@ -47,19 +47,19 @@ def append(workspace: str, dataset_id: str, raw: RawTable) -> DatasetRow:
 
 def _store(row: DatasetRow, added: pa.Table, profiled: ProfiledTable) -> bool:
     """Store the new revision and update ``row``, unless another revision came first."""
-    chunks = chunked(added)
+    chunks = cut_into_chunks(added)
     with transaction() as session:
         before = sa.select(DatasetChunkRow.sha256).where(DatasetChunkRow.dataset_id == row.id)
         grow = sa.update(DatasetRow).where(DatasetRow.id == row.id, DatasetRow.revision == row.revision)
         # The first statement writes, so that from here on nobody else does.
-        if not affected(session, grow.values(revision=row.revision + 1)):
+        if not affected_rows(session, grow.values(revision=row.revision + 1)):
             return False
         checksums = list(session.scalars(before.order_by(DatasetChunkRow.seq)))
         row.revision += 1
         row.rows, row.columns, row.warnings = profiled.table.num_rows, profiled.columns, profiled.warnings
         row.digest = digest([*checksums, *(sha256 for sha256, _ in chunks)])
         values = {name: getattr(row, name) for name in ("rows", "columns", "warnings", "digest")}
-        affected(session, sa.update(DatasetRow).where(DatasetRow.id == row.id).values(values))
+        affected_rows(session, sa.update(DatasetRow).where(DatasetRow.id == row.id).values(values))
         for seq, (sha256, data) in enumerate(chunks, start=len(checksums)):
             session.add(DatasetChunkRow(dataset_id=row.id, seq=seq, revision=row.revision, sha256=sha256, data=data))
         record_location(session, f"/v1/datasets/{row.id}")

@@ -17,7 +17,7 @@ from app.datasets.profile import profile
 from app.datasets.roles import ColumnRoles
 from app.datasets.schemas import DatasetSummary, RowsPage
 from app.datasets.times import PERIOD, write_time
-from app.db.blobs import checksum, verified
+from app.db.blobs import checksum, verify
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import InvalidRequest, NotFoundError
@@ -40,7 +40,7 @@ def create(workspace: str, name: str, raw: RawTable, roles: ColumnRoles) -> Data
 def add(session: Session, workspace: str, name: str, raw: RawTable, roles: ColumnRoles) -> DatasetRow:
     """Check, profile and store in the caller's transaction."""
     profiled = profile(raw, roles, get_settings())
-    chunks = chunked(profiled.table)
+    chunks = cut_into_chunks(profiled.table)
     row = DatasetRow(
         id=new_id("data"),
         workspace=workspace,
@@ -61,7 +61,7 @@ def add(session: Session, workspace: str, name: str, raw: RawTable, roles: Colum
     return row
 
 
-def chunked(table: pa.Table) -> list[tuple[str, bytes]]:
+def cut_into_chunks(table: pa.Table) -> list[tuple[str, bytes]]:
     """Cut the table into Parquet chunks with their checksums."""
     chunks = []
     for first in range(0, table.num_rows, CHUNK_ROWS):
@@ -82,7 +82,7 @@ def read_table(session: Session, dataset_id: str, revision: int | None = None) -
     if revision is not None:
         query = query.where(DatasetChunkRow.revision <= revision)
     chunks = session.scalars(query.order_by(DatasetChunkRow.seq))
-    return pa.concat_tables([unpacked(chunk) for chunk in chunks])
+    return pa.concat_tables([read_chunk(chunk) for chunk in chunks])
 
 
 def digest_of(session: Session, dataset_id: str, revision: int) -> str:
@@ -100,9 +100,9 @@ def count_rows(session: Session, dataset_id: str, revision: int) -> int:
         return sum(pq.read_metadata(io.BytesIO(data)).num_rows for data in pieces)
 
 
-def unpacked(chunk: DatasetChunkRow) -> pa.Table:
+def read_chunk(chunk: DatasetChunkRow) -> pa.Table:
     """Return the rows of a chunk, if it is undamaged."""
-    return stored_units(pq.read_table(io.BytesIO(verified(chunk.data, chunk.sha256))))
+    return stored_units(pq.read_table(io.BytesIO(verify(chunk.data, chunk.sha256))))
 
 
 def stored_units(table: pa.Table) -> pa.Table:
@@ -125,7 +125,7 @@ def rows(workspace: str, dataset_id: str, limit: int, cursor: str | None, revisi
         left = list(session.scalars(query.order_by(chunk.seq)))
         items: list[dict[str, Any]] = []
         while left and len(items) < limit:
-            table = unpacked(session.get_one(chunk, (row.id, left[0])))
+            table = read_chunk(session.get_one(chunk, (row.id, left[0])))
             part = table.slice(offset, limit - len(items))
             items += as_json(part, row.columns)
             offset += part.num_rows
@@ -146,7 +146,7 @@ def last_rows(workspace: str, dataset_id: str, limit: int, revision: int | None)
         query = sa.select(chunk.seq).where(chunk.dataset_id == row.id, chunk.revision <= wanted)
         items: list[dict[str, Any]] = []
         for seq in list(session.scalars(query.order_by(chunk.seq.desc()))):
-            table = unpacked(session.get_one(chunk, (row.id, seq)))
+            table = read_chunk(session.get_one(chunk, (row.id, seq)))
             part = table.slice(max(0, table.num_rows - (limit - len(items))))
             items = as_json(part, row.columns) + items
             if len(items) >= limit:

@@ -100,7 +100,7 @@ def suggest_roles(
 ) -> RoleSuggestions:
     """Suggest a role for every column; ``outcomes`` are those of the problem, if it is known."""
     suggestions = RoleSuggestions()
-    _known(suggestions, facts, outcomes)
+    _assign_problem_outcomes(suggestions, facts, outcomes)
     time = _time(suggestions, facts)
     _by_name(suggestions, facts, outcomes)
     if time is not None:
@@ -118,7 +118,9 @@ def suggest_roles(
     return suggestions
 
 
-def _known(suggestions: RoleSuggestions, facts: Sequence[ColumnFacts], outcomes: Sequence[str]) -> None:
+def _assign_problem_outcomes(
+    suggestions: RoleSuggestions, facts: Sequence[ColumnFacts], outcomes: Sequence[str]
+) -> None:
     names = {one.name for one in facts}
     for name in outcomes:
         if name in names:

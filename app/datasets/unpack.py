@@ -318,7 +318,7 @@ def _column_of(values: list[Any]) -> pa.Array:
         return pa.array(values, pa.date32())
     if kinds <= {date, datetime}:
         return pa.array([None if value is None else _whole_second(value) for value in values], pa.timestamp("s"))
-    return pa.array([None if value is None else _written(value) for value in values], pa.string())
+    return pa.array([None if value is None else _to_text(value) for value in values], pa.string())
 
 
 def _whole_second(value: date) -> datetime:
@@ -327,7 +327,7 @@ def _whole_second(value: date) -> datetime:
     return (moment + timedelta(milliseconds=500)).replace(microsecond=0)
 
 
-def _written(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value.isoformat() if isinstance(value, date) else str(value)

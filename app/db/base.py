@@ -25,7 +25,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-class Owned:
+class WorkspaceObject:
     """An object of one workspace; keys of other workspaces do not see it."""
 
     id: Mapped[str] = mapped_column(primary_key=True)

@@ -22,7 +22,7 @@ def checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def verified(data: bytes, sha256: str) -> bytes:
+def verify(data: bytes, sha256: str) -> bytes:
     if checksum(data) != sha256:
         raise CorruptBlob("stored data does not match its checksum; restore the database from a backup")
     return data

@@ -62,6 +62,6 @@ def database_clock(session: Session) -> Any:
     return sa.func.extract("epoch", sa.func.clock_timestamp())
 
 
-def affected(session: Session, statement: sa.Update | sa.Delete) -> int:
+def affected_rows(session: Session, statement: sa.Update | sa.Delete) -> int:
     """Run a statement; return the number of rows that it changed."""
     return session.connection().execute(statement).rowcount

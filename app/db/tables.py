@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from app.db.base import Owned, Timestamp, now
+from app.db.base import Timestamp, WorkspaceObject, now
 from app.db.former_names import TranslatedJson, job_spec, job_summary
 
 
@@ -63,7 +63,7 @@ class AnswerRow(Base):
     created_at: Mapped[datetime] = mapped_column(default=now, index=True)
 
 
-class ProblemRow(Owned, Base):
+class ProblemRow(WorkspaceObject, Base):
     __tablename__ = "problems"
 
     name: Mapped[str]
@@ -71,7 +71,7 @@ class ProblemRow(Owned, Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
-class DatasetRow(Owned, Base):
+class DatasetRow(WorkspaceObject, Base):
     """``columns`` is the profile: name, role, kind, range and categories of each column.
 
     Appended rows make a new ``revision``; ``digest`` is the sha256 of its content (:mod:`app.datasets.service`).
@@ -108,7 +108,7 @@ class DatasetChunkRow(Base):
 UNFINISHED = ("queued", "running")
 
 
-class JobRow(Owned, Base):
+class JobRow(WorkspaceObject, Base):
     """A job. ``attempts`` only grows and fences off late results; ``revision`` grows with every change.
 
     ``posterior_id`` is the posterior that the job uses, not the one it creates. ``estimate_seconds`` is its estimated
@@ -182,7 +182,7 @@ class JobPartRow(Base):
     result: Mapped[bytes | None]
 
 
-class PosteriorRow(Owned, Base):
+class PosteriorRow(WorkspaceObject, Base):
     """A posterior; the unique job guarantees exactly one result. An imported posterior has no job here.
 
     ``recipe`` describes the features of time and series (:meth:`app.datasets.encoding.ContextEncoding.of`), and the
@@ -218,7 +218,7 @@ class PosteriorBlockRow(Base):
     data: Mapped[bytes]
 
 
-class AliasRow(Owned, Base):
+class AliasRow(WorkspaceObject, Base):
     """A name for a posterior. ``revision`` grows with every move; ``moved_by`` is a key or a job."""
 
     __tablename__ = "aliases"
@@ -247,7 +247,7 @@ class AliasMoveRow(Base):
     reason: Mapped[str]
 
 
-class WebhookRow(Owned, Base):
+class WebhookRow(WorkspaceObject, Base):
     """An address that gets some events of its workspace."""
 
     __tablename__ = "webhooks"
@@ -269,7 +269,7 @@ class WebhookSecretRow(Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
-class DeliveryRow(Owned, Base):
+class DeliveryRow(WorkspaceObject, Base):
     """An event for one webhook: waiting until ``due_at``, delivered or failed."""
 
     __tablename__ = "webhook_deliveries"
@@ -287,7 +287,7 @@ class DeliveryRow(Owned, Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
-class PrescriptionRow(Owned, Base):
+class PrescriptionRow(WorkspaceObject, Base):
     """A prescribe or evaluate call: request and answer are JSON, compressed by zlib.
 
     The id sorts by time, so an interval of time is an interval of ids. It outlives its posterior, so it has no foreign

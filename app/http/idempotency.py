@@ -32,7 +32,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app.db.base import now
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import AnswerRow
 from app.http.errors import ConflictError, InvalidRequest
 from app.http.routes import Handler, ScopedRoute
@@ -73,7 +73,7 @@ class Claim:
         row = AnswerRow
         return sa.and_(row.workspace == self.workspace, row.path == self.path, row.key == self.key)
 
-    def held(self) -> sa.ColumnElement[bool]:
+    def is_claimed(self) -> sa.ColumnElement[bool]:
         return sa.and_(self.where(), AnswerRow.claim == self.token)
 
 
@@ -85,7 +85,7 @@ def record_location(session: Session, location: str) -> None:
     claim = _current.get()
     if claim is None:
         return
-    if not affected(session, sa.update(AnswerRow).where(claim.held()).values(location=location)):
+    if not affected_rows(session, sa.update(AnswerRow).where(claim.is_claimed()).values(location=location)):
         raise ConflictError(
             "this request took so long that another one with the same Idempotency-Key was served instead"
         )
@@ -177,7 +177,7 @@ async def _renew(claim: Claim) -> None:
     while True:
         await asyncio.sleep(RENEW_SECONDS)
         try:
-            await run_in_threadpool(_change, sa.update(AnswerRow).where(claim.held()).values(claimed_at=now()))
+            await run_in_threadpool(_change, sa.update(AnswerRow).where(claim.is_claimed()).values(claimed_at=now()))
         except sa.exc.SQLAlchemyError:
             log.exception("the claim of an Idempotency-Key could not be renewed; trying again")
 
@@ -189,7 +189,7 @@ async def _recover(request: Request, claim: Claim, row: AnswerRow) -> Response:
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         response = await client.get(row.location or "", headers=headers)
     if not response.is_success:
-        await run_in_threadpool(_change, sa.delete(AnswerRow).where(claim.held()))
+        await run_in_threadpool(_change, sa.delete(AnswerRow).where(claim.is_claimed()))
         raise ConflictError("the object that this Idempotency-Key created is gone; use a new key")
     status = request.scope["route"].status_code
     await run_in_threadpool(_store, claim, status, response.content)
@@ -241,7 +241,7 @@ def _take_over(claim: Claim, token: str) -> bool:
 
 def _store(claim: Claim, status: int, answer: bytes) -> None:
     try:
-        _change(sa.update(AnswerRow).where(claim.held()).values(status=status, answer=answer))
+        _change(sa.update(AnswerRow).where(claim.is_claimed()).values(status=status, answer=answer))
     except sa.exc.SQLAlchemyError:
         # The object and its location are stored; a repeated request reads the object.
         log.exception("an answer could not be stored")
@@ -249,11 +249,11 @@ def _store(claim: Claim, status: int, answer: bytes) -> None:
 
 def _release(claim: Claim) -> None:
     try:
-        _change(sa.delete(AnswerRow).where(claim.held(), AnswerRow.location.is_(None)))
+        _change(sa.delete(AnswerRow).where(claim.is_claimed(), AnswerRow.location.is_(None)))
     except sa.exc.SQLAlchemyError:
         log.exception("an Idempotency-Key could not be released; it is free again in %s", STALE)
 
 
 def _change(statement: sa.Update | sa.Delete) -> bool:
     with transaction() as session:
-        return affected(session, statement) > 0
+        return affected_rows(session, statement) > 0

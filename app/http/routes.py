@@ -53,12 +53,12 @@ class ScopedRoute(APIRoute):
         serve = self.unchecked_handler()
         needed, path, reads = scopes_of(self.dependant), self.path, self.body_field is not None
 
-        async def checked(request: Request) -> Response:
+        async def check_and_serve(request: Request) -> Response:
             check_scopes(request.scope["caller"], needed)
             most = SMALL_BODIES.get(path) if reads else NO_BODY
             return await serve(_LimitedRequest(request, most))
 
-        return checked
+        return check_and_serve
 
 
 class _LimitedRequest(Request):

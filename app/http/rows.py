@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from app.db.base import Owned
-from app.db.engine import affected, transaction
+from app.db.base import WorkspaceObject
+from app.db.engine import affected_rows, transaction
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.ids import is_id
 
-Row = TypeVar("Row", bound=Owned)
+Row = TypeVar("Row", bound=WorkspaceObject)
 
 
 def find(session: Session, table: type[Row], workspace: str, identifier: str) -> Row | None:
@@ -74,7 +74,7 @@ def delete_row(session: Session, table: type[Row], workspace: str, identifier: s
         raise NotFoundError(missing)
     try:
         query = sa.delete(table).where(table.id == identifier, table.workspace == workspace)
-        deleted = affected(session, query)
+        deleted = affected_rows(session, query)
     except sa.exc.IntegrityError:
         raise ConflictError(in_use) from None
     if not deleted:

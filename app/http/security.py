@@ -93,8 +93,8 @@ class LookupCache:
         self._lookups: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[Any]] = {}
 
     async def get(self, what: str, look_up: Callable[[], Value]) -> Value:
-        value, until = self._entries.get(what, (None, 0.0))
-        if monotonic() >= until:
+        value, expires_at = self._entries.get(what, (None, 0.0))
+        if monotonic() >= expires_at:
             key = what, asyncio.get_running_loop()
             lookup = self._lookups.get(key)
             if lookup is None:

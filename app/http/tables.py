@@ -113,19 +113,19 @@ class _Pieces(io.RawIOBase):
     """A file whose content is taken away while it is written."""
 
     def __init__(self) -> None:
-        self._written, self._position = [b""], 0
+        self._unread, self._position = [b""], 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._written.append(bytes(data))
-        self._position += len(self._written[-1])
-        return len(self._written[-1])
+        self._unread.append(bytes(data))
+        self._position += len(self._unread[-1])
+        return len(self._unread[-1])
 
     def tell(self) -> int:
         return self._position
 
     def take(self) -> bytes:
-        data, self._written = b"".join(self._written), []
+        data, self._unread = b"".join(self._unread), []
         return data

@@ -65,7 +65,7 @@ def run_part(job_id: str, seq: int) -> None:
         job = _unfinished(job_id)
         kind = KINDS[job.kind]
         inputs = insist(partial(kind.read, job))
-        _compute_part(kind, inputs, job_id, seq, _throttled(partial(_note, job_id, seq)))
+        _compute_part(kind, inputs, job_id, seq, _throttle(partial(_note, job_id, seq)))
     except Cancelled:
         log.info("part %d of %s is no longer wanted", seq, job_id)
     except (BcoError, HttpError, CorruptBlob) as error:
@@ -141,7 +141,7 @@ def _compute_free_part(kind: JobKind, inputs: Any, job_id: str, progress: Progre
         amounts = _amounts(job_id)
         progress(amounts.share, _with_figures(f"part {seq + 1} of {amounts.parts}: {message}", kind, job_id))
 
-    _compute_part(kind, inputs, job_id, seq, _throttled(note))
+    _compute_part(kind, inputs, job_id, seq, _throttle(note))
 
 
 def _compute_part(kind: JobKind, inputs: Any, job_id: str, seq: int, progress: Progress) -> None:
@@ -163,7 +163,7 @@ def _note(job_id: str, seq: int, fraction: float, message: str) -> None:
         parts.report(job_id, seq, fraction, next(iter(figures_of(message)), None))
 
 
-def _throttled(act: Progress) -> Progress:
+def _throttle(act: Progress) -> Progress:
     """Return a progress function that calls ``act`` at most once in REPORT_SECONDS."""
     last = -math.inf
 
@@ -199,7 +199,7 @@ def _reporter(job_id: str, attempt: int) -> Progress:
             else:
                 if moment - last_line >= max(LOG_SECONDS, (moment - began) / LOG_LINES):
                     last_line, line = moment, f"{fraction:.0%}, {message}"
-                figures_drawn = _thinned(seen) if line else []
+                figures_drawn = _thin_figures(seen) if line else []
                 wanted = service.report(job_id, attempt, fraction, str(message), line, figures_drawn)
                 last_report = fraction, message
                 if line:
@@ -207,10 +207,10 @@ def _reporter(job_id: str, attempt: int) -> Progress:
         if not wanted:
             raise Cancelled
 
-    return _throttled(report)
+    return _throttle(report)
 
 
-def _thinned(seen: dict[float, list[Figures]]) -> list[Figures]:
+def _thin_figures(seen: dict[float, list[Figures]]) -> list[Figures]:
     """Return at most LINE_FIGURES figures, evenly spaced within each part, its last one among them."""
     most = max(1, LINE_FIGURES // max(1, len(seen)))
     return [figures for own in seen.values() for figures in own[:: -math.ceil(len(own) / most)][::-1]]

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.db.base import now
 from app.db.blobs import checksum
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import JobLogRow, JobPartRow, JobRow
 from app.http.errors import ConflictError, InvalidRequest
 from app.http.idempotency import record_location
@@ -95,7 +95,7 @@ def _finish_creation(session: Session, row: JobRow, draft: JobDraft) -> None:
 def forget(job_id: str) -> None:
     """Remove a job whose creation failed."""
     with transaction() as session:
-        affected(session, sa.delete(JobRow).where(JobRow.id == job_id, JobRow.admission == "making"))
+        affected_rows(session, sa.delete(JobRow).where(JobRow.id == job_id, JobRow.admission == "making"))
 
 
 def add_parts(session: Session, job_id: str, parts: Iterable[JobPart], first: int = 0) -> None:

@@ -72,39 +72,39 @@ def _own_engine(worker_id: str) -> sa.Engine:
     return engine
 
 
-def living(deadline: float, judge: bool = True) -> set[str]:
+def live_workers(deadline_seconds: float, judge: bool = True) -> set[str]:
     """Return all living workers and remove the dead ones; count silence as death only if ``judge`` is set.
 
     A worker that was cut off itself cannot judge others' silence: the same outage may have cut them off.
     """
     with transaction() as session:
-        alive, dead = _living_and_dead(session, deadline, judge)
+        alive, dead = _live_and_dead_workers(session, deadline_seconds, judge)
         if dead:
             session.execute(sa.delete(WorkerRow).where(WorkerRow.id.in_(dead)))
     return alive
 
 
-def count(session: Session, deadline: float) -> int:
+def count(session: Session, deadline_seconds: float) -> int:
     """Return the number of living workers; leave the dead ones for workers to remove."""
-    return len(_living_and_dead(session, deadline, judge=True)[0])
+    return len(_live_and_dead_workers(session, deadline_seconds, judge=True)[0])
 
 
-def _living_and_dead(session: Session, deadline: float, judge: bool) -> tuple[set[str], set[str]]:
+def _live_and_dead_workers(session: Session, deadline_seconds: float, judge: bool) -> tuple[set[str], set[str]]:
     """Return the ids of living and of dead workers."""
     clock = float(session.scalars(sa.select(database_clock(session))).one())
     workers = session.scalars(sa.select(WorkerRow)).all()
     silence = {worker.id: clock - worker.beat_at if judge else 0.0 for worker in workers}
     connected = _connected(session)
-    dead = {w.id for w in workers if is_dead(w, silence[w.id], deadline, w.id in connected)}
+    dead = {w.id for w in workers if is_dead(w, silence[w.id], deadline_seconds, w.id in connected)}
     return {worker.id for worker in workers} - dead, dead
 
 
-def is_dead(worker: WorkerRow, silence: float, deadline: float, connected: bool) -> bool:
+def is_dead(worker: WorkerRow, silence: float, deadline_seconds: float, connected: bool) -> bool:
     """Return whether a worker that has been silent for ``silence`` seconds counts as dead."""
     here = worker.machine == machine()
     if here and _born(worker.pid) != worker.born:
         return True
-    return silence > (STUCK if here or connected else ELSEWHERE) * deadline
+    return silence > (STUCK if here or connected else ELSEWHERE) * deadline_seconds
 
 
 def _connected(session: Session) -> set[str]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, overload
 
 import sqlalchemy as sa
 
-from app.db.blobs import checksum, verified
-from app.db.engine import affected, transaction
+from app.db.blobs import checksum, verify
+from app.db.engine import affected_rows, transaction
 from app.db.outage import insist
 from app.db.tables import UNFINISHED, JobPartRow, JobRow
 from app.jobs import fair_queue, queue, service
@@ -79,7 +79,7 @@ def start(job_id: str, seq: int) -> bool:
     with transaction() as session:
         free = sa.or_(JobPartRow.taken.is_(None), JobPartRow.taken == "part")
         taken = _open(job_id, seq).where(free).values(taken="part", attempts=JobPartRow.attempts + 1)
-        if not affected(session, taken):
+        if not affected_rows(session, taken):
             return False
         query = sa.select(JobPartRow.attempts).where(JobPartRow.job_id == job_id, JobPartRow.seq == seq)
         if session.scalars(query).one() > service.MAX_ATTEMPTS:
@@ -98,7 +98,7 @@ def take(job_id: str) -> int | None:
             JobPartRow.job_id == job_id, JobPartRow.result_sha256.is_(None), JobPartRow.taken.is_(None)
         )
         for seq in session.scalars(free.order_by(JobPartRow.seq)).all():
-            if affected(session, _open(job_id, seq).where(JobPartRow.taken.is_(None)).values(taken="job")):
+            if affected_rows(session, _open(job_id, seq).where(JobPartRow.taken.is_(None)).values(taken="job")):
                 return int(seq)
     return None
 
@@ -107,7 +107,7 @@ def release(job_id: str) -> None:
     """Free the parts that an earlier process of the job had taken: there is only one at a time."""
     with transaction() as session:
         held = sa.update(JobPartRow).where(JobPartRow.job_id == job_id, JobPartRow.taken == "job")
-        affected(session, held.values(taken=None))
+        affected_rows(session, held.values(taken=None))
 
 
 def is_wanted(job_id: str, seq: int) -> bool:
@@ -118,14 +118,14 @@ def is_wanted(job_id: str, seq: int) -> bool:
 def hand_back(job_id: str, seq: int) -> None:
     """Leave a part to other workers because this one stops; the attempt does not count."""
     with transaction() as session:
-        affected(session, _open(job_id, seq).values(attempts=JobPartRow.attempts - 1))
+        affected_rows(session, _open(job_id, seq).values(attempts=JobPartRow.attempts - 1))
 
 
 def read(job_id: str, seq: int) -> bytes | None:
     """Return a part's data; None if the job has no such part (any more)."""
     with transaction() as session:
         part = session.get(JobPartRow, (job_id, seq))
-    return None if part is None else verified(part.data, part.sha256)
+    return None if part is None else verify(part.data, part.sha256)
 
 
 def report(job_id: str, seq: int, share: float, figures: Figures | None = None) -> None:
@@ -134,7 +134,7 @@ def report(job_id: str, seq: int, share: float, figures: Figures | None = None) 
     if figures is not None:
         values["figures"] = figures
     with transaction() as session:
-        affected(session, _open(job_id, seq).values(values))
+        affected_rows(session, _open(job_id, seq).values(values))
 
 
 def figures(job_id: str) -> list[Figures]:
@@ -149,13 +149,13 @@ def figures(job_id: str) -> list[Figures]:
 def save(job_id: str, seq: int, data: bytes) -> None:
     """Replace a part's data by what is left to do."""
     with transaction() as session:
-        affected(session, _open(job_id, seq).values(data=data, sha256=checksum(data)))
+        affected_rows(session, _open(job_id, seq).values(data=data, sha256=checksum(data)))
 
 
 def store(job_id: str, seq: int, result: bytes) -> None:
     with transaction() as session:
         values = {"result": result, "result_sha256": checksum(result), "done": JobPartRow.work}
-        affected(session, _open(job_id, seq).values(values))
+        affected_rows(session, _open(job_id, seq).values(values))
 
 
 class Results(Sequence[bytes]):
@@ -186,7 +186,7 @@ class Results(Sequence[bytes]):
             part = session.get_one(JobPartRow, (self._job_id, seq))
         if part.result is None or part.result_sha256 is None:
             raise RuntimeError(f"{self._job_id} has no result of its part {seq}")
-        return verified(part.result, part.result_sha256)
+        return verify(part.result, part.result_sha256)
 
 
 def fail(job_id: str, reason: str) -> None:

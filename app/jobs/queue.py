@@ -202,7 +202,7 @@ def take_over(executor_ids: set[str]) -> None:
     DBOS._recover_pending_workflows(sorted(executor_ids))
 
 
-def dropped(executor_id: str) -> set[str]:
+def lost_after_outage(executor_id: str) -> set[str]:
     """Return the workflows that the database assigns to this worker but that it does not run, after an outage."""
     pending = DBOS.list_workflows(status="PENDING", executor_id=executor_id, load_input=False, load_output=False)
     return {workflow.workflow_id for workflow in pending} - set(_get_dbos_instance()._active_workflows_set.activeList())

@@ -19,10 +19,10 @@ def keep_recovering(worker_id: str, deadline_seconds: float, stop: threading.Eve
     since, dropped, is_out = time.monotonic(), set[str](), False
     while not stop.wait(deadline_seconds / 4):
         try:
-            alive = heartbeat.living(deadline_seconds, judge=time.monotonic() - since > deadline_seconds)
+            alive = heartbeat.live_workers(deadline_seconds, judge=time.monotonic() - since > deadline_seconds)
             queue.take_over(queue.running_executors() - alive - {worker_id})
             # A job just taken from the queue is not running yet; one that is not running the next time is dropped.
-            before, dropped = dropped, queue.dropped(worker_id)
+            before, dropped = dropped, queue.lost_after_outage(worker_id)
             queue.put_back(worker_id, before & dropped)
             requeue_lost()
             if is_out:
@@ -40,7 +40,7 @@ def keep_recovering(worker_id: str, deadline_seconds: float, stop: threading.Eve
 def requeue_lost() -> None:
     """Queue unfinished jobs again that the engine has finished or forgotten, so that no job is lost."""
     with transaction() as session:
-        service.admit_held(session)
+        service.admit_waiting(session)
         lost = queue.without_workflow(session, UNFINISHED)
     for job_id, run_id in lost:
         service.requeue(job_id, run_id, UNFINISHED, "lost by its worker; queued again", JobRow.attempts_allowed)

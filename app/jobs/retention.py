@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.db.base import now
-from app.db.engine import affected, get_engine, transaction
+from app.db.engine import affected_rows, get_engine, transaction
 from app.db.outage import is_outage
 from app.db.tables import UNFINISHED, AnswerRow, JobLogRow, JobPartRow, JobRow, PrescriptionRow
 from app.http.idempotency import RETENTION
@@ -85,26 +85,26 @@ def _of_ended_jobs(table: Any, session: Session, before: datetime, most: int) ->
     ended = JobRow.state.not_in(UNFINISHED), JobRow.finished_at < before
     has_any = sa.exists().where(table.job_id == JobRow.id)
     jobs = session.scalars(sa.select(JobRow.id).where(*ended, has_any).limit(most)).all()
-    return affected(session, sa.delete(table).where(table.job_id.in_(jobs))) if jobs else 0
+    return affected_rows(session, sa.delete(table).where(table.job_id.in_(jobs))) if jobs else 0
 
 
 def _answers(session: Session) -> int:
     old = sa.tuple_(AnswerRow.workspace, AnswerRow.path, AnswerRow.key)
     few = sa.select(AnswerRow.workspace, AnswerRow.path, AnswerRow.key).where(AnswerRow.created_at < now() - RETENTION)
-    return affected(session, sa.delete(AnswerRow).where(old.in_(few.limit(AT_ONCE))))
+    return affected_rows(session, sa.delete(AnswerRow).where(old.in_(few.limit(AT_ONCE))))
 
 
 def _prescriptions(session: Session, before: datetime, most: int) -> int:
     """Remove old prescriptions; their outcomes go with them."""
     old = PrescriptionRow.id < first_id("pres", int(1000 * before.timestamp()))
     few = sa.select(PrescriptionRow.id).where(old).order_by(PrescriptionRow.id).limit(most)
-    return affected(session, sa.delete(PrescriptionRow).where(PrescriptionRow.id.in_(few)))
+    return affected_rows(session, sa.delete(PrescriptionRow).where(PrescriptionRow.id.in_(few)))
 
 
 def _abandoned(session: Session) -> int:
     abandoned = JobRow.admission == "making", JobRow.created_at < now() - _CREATION
     few = sa.select(JobRow.id).where(*abandoned).limit(AT_ONCE)
-    return affected(session, sa.delete(JobRow).where(JobRow.id.in_(few)))
+    return affected_rows(session, sa.delete(JobRow).where(JobRow.id.in_(few)))
 
 
 def _free_pages() -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.db.base import Timestamp, now
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import UNFINISHED, JobLogRow, JobPartRow, JobRow
 from app.http.errors import ConflictError
 from app.http.rows import delete_row, find, page, read
@@ -31,7 +31,7 @@ MISSING = "no job has this id; GET /v1/jobs lists them"
 MAX_ATTEMPTS = 3
 WAITING = "waiting for a worker"
 # Default time limit: a multiple of the estimate, and at least some seconds.
-PATIENCE = 20
+TIME_LIMIT_FACTOR = 20
 LEAST_SECONDS = 3600.0
 
 
@@ -96,7 +96,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
         fair_queue.check(session, workspace)
         # Finished parts stay finished; the others get all their attempts again.
         open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
-        affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
+        affected_rows(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
     if not requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
         raise ConflictError("the job was run again by another request at the same moment")
     return get(workspace, job_id)
@@ -140,14 +140,14 @@ def admit(session: Session, job_id: str, admission: str) -> bool:
         return False
     following = "held" if fair_queue.is_at_its_limit(session, row.workspace) else "admitted"
     here = sa.update(JobRow).where(JobRow.id == job_id, JobRow.state == "queued", JobRow.admission == admission)
-    if not affected(session, here.values(admission=following)):
+    if not affected_rows(session, here.values(admission=following)):
         return False
     if following == "admitted":
         queue.enqueue(session, KINDS[row.kind].queue, row)
     return True
 
 
-def admit_held(session: Session, *conditions: Any) -> None:
+def admit_waiting(session: Session, *conditions: Any) -> None:
     """Queue held jobs by turn, as far as the limits of their workspaces allow."""
     held = sa.select(JobRow.id, JobRow.workspace).where(JobRow.state == "queued", JobRow.admission == "held")
     full: set[str] = set()
@@ -203,7 +203,7 @@ def time_limit_seconds(job_id: str) -> float:
         job = session.get_one(JobRow, job_id)
     limit: float | None = job.spec.get("time_limit_seconds")
     if limit is None:
-        limit = max(LEAST_SECONDS, PATIENCE * (job.estimate_seconds or math.inf))
+        limit = max(LEAST_SECONDS, TIME_LIMIT_FACTOR * (job.estimate_seconds or math.inf))
     return min(limit, get_settings().max_job_seconds)
 
 
@@ -217,7 +217,7 @@ def report(
 ) -> bool:
     """Store progress and optionally a log line with figures; return False if the attempt is no longer wanted."""
     with transaction() as session:
-        return _change(session, job_id, _held(attempt), line, figures, progress=progress, message=message)
+        return _change(session, job_id, _is_running_attempt(attempt), line, figures, progress=progress, message=message)
 
 
 def is_wanted(job_id: str, attempt: int) -> bool:
@@ -240,7 +240,7 @@ def hand_back(job_id: str, attempt: int) -> None:
     """Return a job to the queue because its worker stops; the attempt does not count."""
     with transaction() as session:
         back: dict[str, Any] = {"state": "queued", "attempts": attempt - 1, "message": "waiting for another worker"}
-        _change(session, job_id, _held(attempt), "handed back by its worker, which stops", **back)
+        _change(session, job_id, _is_running_attempt(attempt), "handed back by its worker, which stops", **back)
 
 
 def fail(job_id: str, attempt: int, reason: str) -> None:
@@ -248,7 +248,7 @@ def fail(job_id: str, attempt: int, reason: str) -> None:
         finish(session, job_id, "failed", attempt, error=reason, message="failed")
 
 
-def _held(attempt: int) -> tuple[Any, ...]:
+def _is_running_attempt(attempt: int) -> tuple[Any, ...]:
     """Return conditions: this attempt holds the job."""
     return JobRow.state == "running", JobRow.attempts == attempt
 
@@ -263,7 +263,7 @@ def finish(session: Session, job_id: str, state: str, attempt: int | None = None
     if finished:
         row = session.get_one(JobRow, job_id, populate_existing=True)
         queue.withdraw(session, row.run_id)
-        admit_held(session, JobRow.workspace == row.workspace)
+        admit_waiting(session, JobRow.workspace == row.workspace)
         webhooks.announce(session, row, KINDS[row.kind].makes_posterior)
         if not KINDS[row.kind].keeps_parts:
             session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id))
@@ -285,7 +285,7 @@ def _change(
 ) -> bool:
     """Update a job if all guards hold, with a new revision and optionally a log line; return whether they did."""
     query = sa.update(JobRow).where(JobRow.id == job_id, *guards)
-    if not affected(session, query.values(revision=JobRow.revision + 1, **values)):
+    if not affected_rows(session, query.values(revision=JobRow.revision + 1, **values)):
         return False
     if line is not None:
         # The updated row is locked until the transaction ends, so its revision is ours alone.

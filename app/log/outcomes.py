@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from torch import Tensor
 
 from app.db.base import now
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import OutcomeRow, PrescriptionRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError, UnavailableError
 from app.http.routes import parse_json
@@ -27,7 +27,7 @@ from app.log.schemas import NewOutcome, RecordedAnswer, Values
 from app.prescriptions.cache import PosteriorCache, cached_posterior
 from app.prescriptions.patching import cached_patched_problem
 from app.problems.schemas import outcome_names
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.policies import decide_for_outcomes
 from bco_core.problems.base import DecisionProblem
 
@@ -67,13 +67,13 @@ def record(
     decided = entry.decided()
     for _ in range(_TRIES):
         with transaction() as session:
-            before = _recorded(session, prescription_id)
-        changed = _changed(reports, before, request.replace)
-        with deadline.until(monotonic() + seconds):
+            before = _read_recorded(session, prescription_id)
+        changed = _find_changes(reports, before, request.replace)
+        with deadlines.until(monotonic() + seconds):
             # A patch of the call holds for its outcomes too.
             patch = parse_json(entry.request).get("problem_patch")
             problem = cached_patched_problem(cache, posterior, loaded.problem, patch).problem
-            rows = _costed(problem, outcome_names(posterior.problem), loaded.decisions, changed, decided)
+            rows = _price_changes(problem, outcome_names(posterior.problem), loaded.decisions, changed, decided)
         stored = _store(prescription_id, before, rows, by)
         if stored is not None:
             answer = RecordedAnswer(
@@ -119,31 +119,31 @@ def _check_names(reports: dict[int, _Report], known: Sequence[str], field: str) 
             raise InvalidRequest.at((*one.where, field, unknown), f"the posterior's {what} are {', '.join(known)}")
 
 
-def _recorded(session: Session, prescription_id: str) -> dict[int, OutcomeRow]:
+def _read_recorded(session: Session, prescription_id: str) -> dict[int, OutcomeRow]:
     return {row.number: row for row in service.outcomes_of(session, [prescription_id])}
 
 
-def _changed(reports: dict[int, _Report], before: dict[int, OutcomeRow], again: bool) -> dict[int, _Report]:
+def _find_changes(reports: dict[int, _Report], before: dict[int, OutcomeRow], again: bool) -> dict[int, _Report]:
     """Return the values to record for the contexts with new ones."""
     changed: dict[int, _Report] = {}
     for number, one in reports.items():
         old = before.get(number)
         if old is None or again:
-            outcomes, actual = _known(one.outcomes), _known(one.actual_decision)
+            outcomes, actual = _drop_nulls(one.outcomes), _drop_nulls(one.actual_decision)
         else:
-            outcomes = _merged(old.outcomes, one, "outcomes")
-            actual = _merged(old.actual_decision, one, "actual_decision")
+            outcomes = _merge(old.outcomes, one, "outcomes")
+            actual = _merge(old.actual_decision, one, "actual_decision")
         if old is None or (outcomes, actual) != (old.outcomes, old.actual_decision):
             changed[number] = _Report(outcomes, actual, one.where)
     return changed
 
 
-def _known(values: Values) -> Values:
+def _drop_nulls(values: Values) -> Values:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _merged(old: Values, one: _Report, field: str) -> Values:
-    new = _known(getattr(one, field))
+def _merge(old: Values, one: _Report, field: str) -> Values:
+    new = _drop_nulls(getattr(one, field))
     for name, value in new.items():
         if name in old and old[name] != value:
             detail = "another value is recorded already; send replace if the recorded one was wrong"
@@ -151,7 +151,7 @@ def _merged(old: Values, one: _Report, field: str) -> Values:
     return old | new
 
 
-def _costed(
+def _price_changes(
     problem: DecisionProblem,
     outcomes: Sequence[str],
     decisions: Sequence[str],
@@ -211,16 +211,16 @@ def _store(
         # The first write takes the lock, also on SQLite: nobody else records for this prescription until the end.
         entry = PrescriptionRow.id == prescription_id
         touched = sa.update(PrescriptionRow).where(entry).values(recorded=PrescriptionRow.recorded)
-        if not affected(session, touched):
+        if not affected_rows(session, touched):
             raise NotFoundError(service.MISSING)
-        if not _same(_recorded(session, prescription_id), before):
+        if not _same(_read_recorded(session, prescription_id), before):
             return None
         session.expire_all()
         if rows:
             moment = now()
             common = {"prescription_id": prescription_id, "recorded_at": moment, "recorded_by": by}
             session.execute(_upsert(session), [row | common for row in rows])
-        recorded = _recorded(session, prescription_id)
+        recorded = _read_recorded(session, prescription_id)
         session.execute(sa.update(PrescriptionRow).where(entry).values(recorded=len(recorded)))
     return recorded
 

@@ -116,7 +116,7 @@ async def record_outcome(prescription_id: str, request: NewOutcome, caller: Trai
 
     The same values may be sent again, and missing ones later. Other values get 409 without `replace`.
     """
-    state, until = http.app.state, monotonic() + get_settings().prescribe_seconds
+    state, deadline = http.app.state, monotonic() + get_settings().prescribe_seconds
     workspace, by = caller.workspace, caller.key_id
 
     def here() -> bytes | None:
@@ -128,10 +128,10 @@ async def record_outcome(prescription_id: str, request: NewOutcome, caller: Trai
     if body is None:
         # A solver process cannot see answers that are not written yet.
         await _once_written(prescription_id, lambda: service.get(workspace, prescription_id))
-        task = {"workspace": workspace, "prescription_id": prescription_id, "by": by, "until": until}
+        task = {"workspace": workspace, "prescription_id": prescription_id, "by": by, "deadline": deadline}
         sent = orjson.dumps(task | {"request": request.model_dump()})
         try:
-            _, body = await state.solvers.solve(http, workspace, "outcome", prescription_id, sent, until)
+            _, body = await state.solvers.solve(http, workspace, "outcome", prescription_id, sent, deadline)
         except OutOfTime:
             limit = f"{get_settings().prescribe_seconds} s (BCO_PRESCRIBE_SECONDS)"
             raise UnavailableError(f"costing the outcomes takes longer than {limit}; send fewer rows") from None

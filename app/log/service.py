@@ -21,7 +21,7 @@ from app.http.routes import parse_json
 from app.http.rows import find, matching, page
 from app.ids import first_id
 from app.log.schemas import FirstAnswer, PrescriptionSummary, RecordedOutcome
-from app.log.writer import as_json, unpacked
+from app.log.writer import as_json, decompress
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class LogEntry:
 
 
 def log_entry(row: PrescriptionRow) -> LogEntry:
-    request = _in_new_names(unpacked(row.request, row.request_sha256))
-    return LogEntry(row, request, unpacked(row.answer, row.answer_sha256))
+    request = _in_new_names(decompress(row.request, row.request_sha256))
+    return LogEntry(row, request, decompress(row.answer, row.answer_sha256))
 
 
 def _in_new_names(request: bytes) -> bytes:

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from app import metrics
 from app.db import outage
 from app.db.base import now
-from app.db.blobs import CorruptBlob, checksum, verified
+from app.db.blobs import CorruptBlob, checksum, verify
 from app.db.engine import get_engine
 from app.db.tables import PrescriptionRow
 from app.http.security import Caller, TokenBucket
@@ -191,9 +191,9 @@ def _row(record: _Record) -> dict[str, Any] | None:
         "created_at": record.at,
         "contexts": len(record.request.contexts),
         "request_sha256": checksum(request),
-        "request": packed(request),
+        "request": compress(request),
         "answer_sha256": checksum(record.answer),
-        "answer": packed(record.answer),
+        "answer": compress(record.answer),
     }
 
 
@@ -204,12 +204,12 @@ def _insert(rows: list[dict[str, Any]]) -> None:
         connection.execute(inserting(PrescriptionRow).on_conflict_do_nothing(), rows)
 
 
-def packed(data: bytes) -> bytes:
+def compress(data: bytes) -> bytes:
     return zlib.compress(data, 1)
 
 
-def unpacked(data: bytes, sha256: str) -> bytes:
+def decompress(data: bytes, sha256: str) -> bytes:
     try:
-        return verified(zlib.decompress(data), sha256)
+        return verify(zlib.decompress(data), sha256)
     except zlib.error:
         raise CorruptBlob("a stored prescription cannot be decompressed; restore the database from a backup") from None

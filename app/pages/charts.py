@@ -27,11 +27,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line, or a span up to ``until``, with a label."""
+    """A vertical line, or a span up to ``x_end``, with a label."""
 
     x: float
     text: str
-    until: float | None = None
+    x_end: float | None = None
     # index of the palette, None for grey
     colour: int | None = 3
 
@@ -67,7 +67,7 @@ class Chart:
             "yLabel": self.y_label,
             "zero": self.zero,
             "marks": [
-                {"x": mark.x, "text": mark.text, "until": mark.until, "colour": mark.colour} for mark in self.marks
+                {"x": mark.x, "text": mark.text, "until": mark.x_end, "colour": mark.colour} for mark in self.marks
             ],
             "series": [
                 {

@@ -76,7 +76,7 @@ def summary(dataset: dict[str, Any], series_count: int | None) -> str:
 class HistogramBarView:
     """One bar of a small histogram: label and count."""
 
-    words: str
+    label: str
     count: int
 
 
@@ -94,12 +94,12 @@ class ColumnView:
     others: int = 0
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The histogram as text for screen readers."""
         if not self.bars:
             return ""
         top = max(self.bars, key=lambda bar: bar.count)
-        return f"Distribution of {self.name}; most frequent: {top.words}, in {count_of(top.count, 'row')}"
+        return f"Distribution of {self.name}; most frequent: {top.label}, in {count_of(top.count, 'row')}"
 
 
 def column_views(dataset: dict[str, Any], counted: Sequence[dict[str, Any]]) -> list[ColumnView]:
@@ -117,7 +117,7 @@ def _column_view(profile: dict[str, Any], counted: dict[str, Any] | None) -> Col
         bars = [
             HistogramBarView(name, count) for name, count in zip(counted["categories"], counted["counts"], strict=True)
         ]
-        ends = (_short(bars[0].words), _short(bars[-1].words) if len(bars) > 1 else "")
+        ends = (_short(bars[0].label), _short(bars[-1].label) if len(bars) > 1 else "")
     others = counted["others"] if counted else 0
     return ColumnView(profile["name"], ROLES[profile["role"]], _holds(profile), profile["missing"], bars, ends, others)
 

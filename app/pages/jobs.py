@@ -56,7 +56,7 @@ FIELDS = (
     "features_text",
     "options",
     "policy",
-    "time_limit",
+    "time_limit_seconds",
 )
 DEFAULTS = {"method": "auto", "predictor": "auto", "seed": "0", "features": "auto"}
 # JSON pointers of the API's errors, by form field.
@@ -69,7 +69,7 @@ PLACES = {
     "seed": ("#/seed",),
     "features": ("#/features",),
     "policy": ("#/policy",),
-    "time_limit": ("#/time_limit_seconds",),
+    "time_limit_seconds": ("#/time_limit_seconds",),
 }
 
 
@@ -77,7 +77,7 @@ PLACES = {
 class JobFormView:
     """The form as filled in, the request it makes, and errors by field."""
 
-    given: dict[str, str]
+    fields: dict[str, str]
     body: dict[str, Any]
     wrong: dict[str, str] = field(default_factory=dict)
 
@@ -90,31 +90,31 @@ def empty_form(problem: str, dataset: str, name: str = "") -> JobFormView:
 
 
 def read_job_form(form: FormData) -> JobFormView:
-    given = {name: forms.text(form, name) for name in FIELDS}
-    return _job_form({name: value or DEFAULTS.get(name, "") for name, value in given.items()})
+    fields = {name: forms.text(form, name) for name in FIELDS}
+    return _job_form({name: value or DEFAULTS.get(name, "") for name, value in fields.items()})
 
 
-def _job_form(given: dict[str, str]) -> JobFormView:
+def _job_form(fields: dict[str, str]) -> JobFormView:
     """Build the request, without fields that have their default."""
     wrong: dict[str, str] = {}
-    body: dict[str, Any] = {name: given[name].strip() for name in ("name", "problem_id", "dataset_id")}
+    body: dict[str, Any] = {name: fields[name].strip() for name in ("name", "problem_id", "dataset_id")}
     if not body["name"]:
         del body["name"]
-    options = _options(given["options"], "options", wrong)
-    if given["method"] != "auto" or options:
-        body["inference"] = {"method": given["method"]} | options
-    if given["predictor"] != "auto":
-        body["predictor"] = {"kind": given["predictor"]}
-    if given["features"] == "own":
-        body["features"] = _options(given["features_text"], "features_text", wrong)
-    elif given["features"] != "auto":
-        body["features"] = given["features"]
-    if given["policy"]:
-        body["policy"] = given["policy"]
-    body["seed"] = parse_number(given["seed"])
-    if given["time_limit"].strip():
-        body["time_limit_seconds"] = parse_number(given["time_limit"])
-    return JobFormView(given, body, wrong)
+    options = _options(fields["options"], "options", wrong)
+    if fields["method"] != "auto" or options:
+        body["inference"] = {"method": fields["method"]} | options
+    if fields["predictor"] != "auto":
+        body["predictor"] = {"kind": fields["predictor"]}
+    if fields["features"] == "own":
+        body["features"] = _options(fields["features_text"], "features_text", wrong)
+    elif fields["features"] != "auto":
+        body["features"] = fields["features"]
+    if fields["policy"]:
+        body["policy"] = fields["policy"]
+    body["seed"] = parse_number(fields["seed"])
+    if fields["time_limit_seconds"].strip():
+        body["time_limit_seconds"] = parse_number(fields["time_limit_seconds"])
+    return JobFormView(fields, body, wrong)
 
 
 def _options(text: str, name: str, wrong: dict[str, str]) -> dict[str, Any]:
@@ -128,9 +128,9 @@ def _options(text: str, name: str, wrong: dict[str, str]) -> dict[str, Any]:
     return result
 
 
-def is_advanced(given: Mapping[str, str]) -> bool:
+def is_advanced(fields: Mapping[str, str]) -> bool:
     """Whether a field of the folded section is filled in."""
-    return any(given[name].strip() for name in ("options", "policy", "time_limit"))
+    return any(fields[name].strip() for name in ("options", "policy", "time_limit_seconds"))
 
 
 Json = Mapping[str, Any]
@@ -357,19 +357,19 @@ async def _render_form(
 
 async def _choices(request: Request, form: JobFormView) -> dict[str, Any]:
     """Return the options, whether they match, and the request that the form makes."""
-    api, given = Api(request), form.given
+    api, fields = Api(request), form.fields
     problems, datasets = await asyncio.gather(
         api.get("/v1/problems", limit=CHOICES), api.get("/v1/datasets", limit=CHOICES)
     )
-    problem = await api.find("/v1/problems", given["problem_id"])
-    dataset = await api.find("/v1/datasets", given["dataset_id"])
+    problem = await api.find("/v1/problems", fields["problem_id"])
+    dataset = await api.find("/v1/datasets", fields["dataset_id"])
     fits: dict[str, bool] = {}
     if problem is not None:
         asking = [_outcomes(api, one["id"]) for one in datasets["items"][:LOOKED_AT]]
         fits = {name: set(problem["outcomes"]) <= outcomes for name, outcomes in await asyncio.gather(*asking)}
     return {
         "form": form,
-        "given": given,
+        "fields": fields,
         "problems": _include_chosen(problems["items"], problem),
         "datasets": _include_chosen(datasets["items"], dataset),
         "problem": problem,
@@ -378,7 +378,7 @@ async def _choices(request: Request, form: JobFormView) -> dict[str, Any]:
         "lacking": _missing_outcomes(problem, dataset),
         "has_time": dataset is not None and any(column["role"] == "time" for column in dataset["columns"]),
         "call": Call("POST", "/v1/jobs", form.body),
-        "advanced": is_advanced(given),
+        "advanced": is_advanced(fields),
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import ConfigDict, Field
 
 from app.datasets.encoding import ContextEncoding, key_columns
-from app.datasets.lookback import Lookback, Past
+from app.datasets.lookback import HistoryGrid, Lookback
 from app.datasets.times import TimeColumn
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest, of_core
@@ -173,7 +173,7 @@ def outcomes_of(table: pa.Table, names: list[str]) -> Floats:
 def in_time(
     encoding: ContextEncoding,
     lookback: Lookback,
-    past: Past,
+    past: HistoryGrid,
     table: pa.Table,
     values: Floats,
     lead: int,

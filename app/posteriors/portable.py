@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from app.aliases.service import real_id
 from app.datasets.encoding import ContextEncoding
 from app.datasets.schemas import ColumnSchema
-from app.datasets.service import chunked, read_table, stored_units
+from app.datasets.service import cut_into_chunks, read_table, stored_units
 from app.datasets.service import digest as digest_of_chunks
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
@@ -36,7 +36,7 @@ from app.posteriors import service
 from app.posteriors.schemas import DiagnosticsAnswer
 from app.problems.schemas import NewProblem
 from app.settings import get_settings
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.data import Arrays
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.posterior import Posterior, strip_particles
@@ -176,7 +176,7 @@ def _check(manifest: Manifest, arrays: Arrays, rows: pa.Table | None) -> None:
             ColumnSchema.model_validate(column)
         DiagnosticsAnswer.model_validate(manifest.diagnostics)
         spec = NewProblem.model_validate({"name": manifest.problem_name, "spec": manifest.problem}).spec.model_dump()
-        with deadline.until(monotonic() + get_settings().prescribe_seconds):
+        with deadlines.until(monotonic() + get_settings().prescribe_seconds):
             build_problem(spec)
         Posterior.from_arrays(manifest.description, arrays)
         lookback = ContextEncoding.of(manifest.columns, manifest.recipe).lookback
@@ -235,7 +235,7 @@ def _dataset(session: Session, manifest: Manifest, workspace: str, rows: pa.Tabl
     facts = manifest.dataset
     if facts is None or rows is None:
         return None
-    chunks = chunked(rows)
+    chunks = cut_into_chunks(rows)
     row = DatasetRow(
         id=new_id("data"),
         workspace=workspace,

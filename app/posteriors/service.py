@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.aliases import service as aliases
-from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
+from app.db.blobs import Array, checksum, from_blocks, to_blocks, verify
 from app.db.engine import transaction
 from app.db.tables import JobRow, PosteriorBlockRow, PosteriorRow
 from app.http.errors import ConflictError, NotFoundError
@@ -54,7 +54,9 @@ def learned_revision(session: Session, row: PosteriorRow) -> int:
 
 def load(session: Session, row: PosteriorRow) -> Posterior:
     """Load a posterior with every block checked; processes of one service share its arrays."""
-    return Posterior.from_arrays(row.description, shared.mapped(row.id, lambda: load_arrays(session, row)), copy=False)
+    return Posterior.from_arrays(
+        row.description, shared.read_shared(row.id, lambda: load_arrays(session, row)), copy=False
+    )
 
 
 def load_arrays(session: Session, row: PosteriorRow) -> Arrays:
@@ -83,14 +85,14 @@ def load_array(session: Session, posterior_id: str, name: str, first: int = 0, c
         query = query.where(block.first_row < first + count)
     begins: list[int] = []
 
-    def checked() -> Iterator[bytes]:
+    def verified_blocks() -> Iterator[bytes]:
         """Yield one block at a time, so that memory holds at most one besides the array."""
         with session.execute(query, execution_options={"yield_per": 1}) as blocks:
             for begin, sha256, data in blocks:
                 begins.append(begin)
-                yield verified(data, sha256)
+                yield verify(data, sha256)
 
-    array = from_blocks(checked())
+    array = from_blocks(verified_blocks())
     start = first - begins[0]
     return array[start:] if count is None else array[start : start + count]
 
@@ -131,14 +133,14 @@ def listing(
     columns = [verdict.get(name, getattr(PosteriorRow, name, None)) for name in fields]
     with transaction() as session:
         rows, following = page(session, PosteriorRow, workspace, limit, cursor, *conditions, columns=columns)
-        names = aliases.namings(session, [row.id for row in rows])
+        names = aliases.aliases_by_posterior(session, [row.id for row in rows])
     return [PosteriorSummary(**row._mapping, aliases=names.get(row.id, [])) for row in rows], following
 
 
 def names_of(posterior_id: str) -> list[str]:
     """Return the aliases of a posterior."""
     with transaction() as session:
-        return aliases.naming(session, posterior_id)
+        return aliases.aliases_of_posterior(session, posterior_id)
 
 
 def get(workspace: str, named: str) -> PosteriorRow:
@@ -175,7 +177,7 @@ def delete(workspace: str, named: str) -> str:
     with transaction() as session:
         posterior_id = aliases.real_id(session, workspace, named)
         if find(session, PosteriorRow, workspace, posterior_id) is not None:
-            names = aliases.naming(session, posterior_id)
+            names = aliases.aliases_of_posterior(session, posterior_id)
             if names:
                 raise ConflictError(
                     f"the alias {' and '.join(names)} names this posterior; move or delete the alias first"

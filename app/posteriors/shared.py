@@ -31,7 +31,7 @@ def folder() -> Path | None:
     return Path(os.environ[FOLDER]) / "posteriors" if FOLDER in os.environ else None
 
 
-def mapped(name: str, read: Callable[[], Arrays]) -> Arrays:
+def read_shared(name: str, read: Callable[[], Arrays]) -> Arrays:
     """Return the arrays of ``read``, from files if another process has written them."""
     place = folder()
     if place is None:

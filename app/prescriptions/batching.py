@@ -100,7 +100,7 @@ class Batcher(Generic[Call, Answer]):
         async with turn(self._turns):
             if self._waiting.get(key) is group:
                 del self._waiting[key]
-            metrics.TOGETHER.observe(len(group.calls))
+            metrics.CALLS_PER_BATCH.observe(len(group.calls))
             try:
                 results = await anyio.to_thread.run_sync(decide, group.calls, limiter=self._threads)
             except Exception as error:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from app import metrics
 from app.datasets.encoding import ContextEncoding
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.datasets.service import newest_revision, read_table
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
@@ -122,9 +122,9 @@ class PosteriorCache:
     def row(self, workspace: str, posterior_id: str) -> PosteriorRow:
         """Return the row of a posterior of the workspace; the database is asked at most once a second."""
         with self._lock:
-            row, until = self._rows.get(posterior_id, (None, 0.0))
+            row, expires_at = self._rows.get(posterior_id, (None, 0.0))
         if row is not None and row.workspace == workspace:
-            if monotonic() < until:
+            if monotonic() < expires_at:
                 return row
             if not posteriors.exists(posterior_id):
                 self.forget(posterior_id)
@@ -138,8 +138,8 @@ class PosteriorCache:
     def revision(self, dataset_id: str) -> int:
         """Return the newest revision of a data set; the database is asked at most once a second."""
         with self._lock:
-            revision, until = self._revisions.get(dataset_id, (0, 0.0))
-        if monotonic() >= until:
+            revision, expires_at = self._revisions.get(dataset_id, (0, 0.0))
+        if monotonic() >= expires_at:
             revision = newest_revision(dataset_id)
             with self._lock:
                 self._revisions[dataset_id] = revision, monotonic() + FRESH_SECONDS
@@ -199,7 +199,7 @@ def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
     return ranges
 
 
-def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Past:
+def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> HistoryGrid:
     """Read the earlier rows that features look back on from a revision of the posterior's data set."""
     if encoding.lookback is None or row.dataset_id is None:
         raise ConflictError(NO_ROWS)
@@ -215,7 +215,7 @@ def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Pa
 
 def cached_past(
     cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, at: int | None = None
-) -> Past | None:
+) -> HistoryGrid | None:
     """Return the rows that features look back on, at revision ``at`` or the newest; None if no feature looks back.
 
     The newest revision is kept in memory; any other is read.
@@ -229,7 +229,7 @@ def cached_past(
         return load_past(row, loaded.encoding, at)
     revision = cache.revision(row.dataset_id)
 
-    def make() -> tuple[Past, int]:
+    def make() -> tuple[HistoryGrid, int]:
         past = load_past(row, loaded.encoding, revision)
         return past, size_of(past)
 
@@ -260,7 +260,7 @@ def cached_draws(
     key = (row.id, count, seed)
 
     def make() -> tuple[Tensor, int]:
-        arrays = shared.mapped(_name(key), lambda: {"draws": posterior.draws(count, seed).numpy()})
+        arrays = shared.read_shared(_name(key), lambda: {"draws": posterior.draws(count, seed).numpy()})
         draws = torch.from_numpy(arrays["draws"])
         return draws, draws.nbytes
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from app.datasets.encoding import EncodedContexts
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError, InvalidRequest, UnavailableError, of_core
 from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_draws, cached_past, cached_posterior
@@ -29,7 +29,7 @@ from app.prescriptions.schemas import DecisionOptions, PrescribeRequest
 from app.problems.patch import digest
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import POLICIES
 from bco_core.prescribe import PrescribeOptions, decides_alone
@@ -64,26 +64,26 @@ class PrescribeCall:
     options: PrescribeOptions | None = None
 
     @property
-    def until(self) -> float:
+    def deadline(self) -> float:
         """The moment of the monotonic clock by which the call must be answered."""
         allowed = get_settings().prescribe_seconds
         return self.began + min(self.request.time_limit_seconds or allowed, allowed)
 
     def time_left(self, answers: int) -> float:
         """Return the seconds until solvers stop with the best they have, so that ``answers`` are written in time."""
-        return max(self.until - monotonic() - _WRITING_SECONDS * answers, 0.0)
+        return max(self.deadline - monotonic() - _WRITING_SECONDS * answers, 0.0)
 
     @contextmanager
-    def within(self, most_seconds: float) -> Iterator[None]:
-        """Raise OutOfTime after ``most_seconds``, or where a quick deadline forbids to go on; 503 after ``until``."""
-        with deadline.until(monotonic() + most_seconds):
+    def within(self, time_limit_seconds: float) -> Iterator[None]:
+        """Raise OutOfTime after ``time_limit_seconds``, or where a quick deadline forbids to go on; 503 once late."""
+        with deadlines.until(monotonic() + time_limit_seconds):
             try:
-                with deadline.until(self.began + get_settings().prescribe_seconds):
+                with deadlines.until(self.began + get_settings().prescribe_seconds):
                     yield
             except OutOfTime:
-                deadline.check()
-                if monotonic() < self.until:
-                    deadline.before_long_work()
+                deadlines.check()
+                if monotonic() < self.deadline:
+                    deadlines.before_long_work()
                 raise self.too_long() from None
 
     def too_long(self) -> UnavailableError:
@@ -155,7 +155,7 @@ class PreparedRequest:
     draws: Tensor
     encoded: EncodedContexts
     far: dict[int, list[int]]
-    past: Past | None
+    past: HistoryGrid | None
     contexts: Sequence[Sequence[Any]] = ()
 
     @property
@@ -220,7 +220,7 @@ class PreparedRequest:
         )
 
 
-def prepare(cache: PosteriorCache, calls: Sequence[PrescribeCall], most_seconds: float) -> PreparedRequest:
+def prepare(cache: PosteriorCache, calls: Sequence[PrescribeCall], time_limit_seconds: float) -> PreparedRequest:
     """Check calls that share a batch key and prepare their answer; build a patched problem within their time."""
     call = calls[0]
     row, request = cache.row(call.workspace, call.posterior_id), call.request
@@ -234,7 +234,7 @@ def prepare(cache: PosteriorCache, calls: Sequence[PrescribeCall], most_seconds:
     loaded = cached_posterior(cache, row)
     patched = PatchedProblem(loaded.problem, row.problem)
     if request.problem_patch is not None:
-        with call.within(most_seconds), deadline.until(call.until):
+        with call.within(time_limit_seconds), deadlines.until(call.deadline):
             patched = cached_patched_problem(cache, row, loaded.problem, request.problem_patch)
     past = cached_past(cache, row, loaded, call.revision)
     contexts = loaded.encoding.in_order([context for one in calls for context in one.request.contexts])

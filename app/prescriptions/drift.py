@@ -18,10 +18,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
-from app.datasets.service import read_table, unpacked
+from app.datasets.service import read_chunk, read_table
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow, OutcomeRow, PosteriorRow, PrescriptionRow
 from app.http.errors import InvalidRequest
@@ -30,7 +30,7 @@ from app.posteriors import service as posteriors
 from app.posteriors.history import column_of
 from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_past, cached_posterior
 from app.problems.schemas import outcome_names
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.drift import Drift, Promises, judge
 from bco_core.prescribe import PrescribeOptions, prescribe
 
@@ -83,7 +83,7 @@ class DriftAnswer(BaseModel):
 
 
 def judge_rows(
-    cache: PosteriorCache, workspace: str, posterior_id: str, dataset_id: str | None, until: float
+    cache: PosteriorCache, workspace: str, posterior_id: str, dataset_id: str | None, deadline: float
 ) -> DriftAnswer:
     """Compare costs on the rows of a data set, until a moment of the monotonic clock."""
     row = cache.row(workspace, posterior_id)
@@ -92,7 +92,7 @@ def judge_rows(
         table = _latest(session, dataset, learned or 0)
     loaded = cached_posterior(cache, row)
     before = cached_past(cache, row, loaded) if learned is not None else _past_of(loaded, dataset)
-    promises, order = _promises(row, loaded, before, table, until)
+    promises, order = _promises(row, loaded, before, table, deadline)
     return DriftAnswer(
         posterior_id=row.id,
         digest=row.digest,
@@ -162,7 +162,7 @@ def _latest(session: Session, dataset: DatasetRow, after: int) -> pa.Table:
     table: pa.Table | None = None
     # One chunk at a time: a whole history may not fit into the memory of a solver process.
     with session.scalars(query, execution_options={"yield_per": 1}) as chunks:
-        for piece in map(unpacked, chunks):
+        for piece in map(read_chunk, chunks):
             table = piece if table is None else pa.concat_tables([piece, table])
             if time is not None:
                 table = table.sort_by(time["name"])
@@ -181,7 +181,7 @@ def _times(dataset: DatasetRow, table: pa.Table, order: Iterable[int]) -> list[s
     return [value.isoformat() if hasattr(value, "isoformat") else str(value) for value in (values[i] for i in order)]
 
 
-def _past_of(loaded: LoadedPosterior, dataset: DatasetRow) -> Past | None:
+def _past_of(loaded: LoadedPosterior, dataset: DatasetRow) -> HistoryGrid | None:
     """Return what rows of another data set look back on: the rows of that data set."""
     if loaded.encoding.lookback is None:
         return None
@@ -192,7 +192,7 @@ def _past_of(loaded: LoadedPosterior, dataset: DatasetRow) -> Past | None:
 
 
 def _promises(
-    row: PosteriorRow, loaded: LoadedPosterior, before: Past | None, table: pa.Table, until: float
+    row: PosteriorRow, loaded: LoadedPosterior, before: HistoryGrid | None, table: pa.Table, deadline: float
 ) -> tuple[Promises, list[int]]:
     """Return promised and realised costs of the rows with a decision, oldest first, and the numbers of these rows."""
     nothing = torch.zeros(0, dtype=torch.float64)
@@ -204,9 +204,9 @@ def _promises(
     if not len(usable):
         return Promises(nothing, nothing, nothing, nothing), []
     contexts, outcomes = contexts[usable], outcomes[usable]
-    left = until - monotonic()
+    left = deadline - monotonic()
     options = PrescribeOptions(policy=row.policy)
-    with deadline.until(until):
+    with deadlines.until(deadline):
         prescribed = prescribe(loaded.posterior, loaded.problem, contexts, options, time_limit_seconds=_DECIDING * left)
         known = prescribed.decisions.isfinite().all(dim=1) & prescribed.costs.mean.isfinite()
         decided = known.nonzero()[:, 0]
@@ -216,12 +216,12 @@ def _promises(
     return Promises(*(one.flip(0) for one in promised)), usable[decided].flip(0).tolist()
 
 
-def _contexts(loaded: LoadedPosterior, before: Past | None, table: pa.Table) -> tuple[Tensor, Tensor]:
+def _contexts(loaded: LoadedPosterior, before: HistoryGrid | None, table: pa.Table) -> tuple[Tensor, Tensor]:
     """Return encoded contexts (n, width), each from rows known at its decision, and the numbers of the usable ones."""
     _check_columns(loaded, table)
     columns: dict[str, Any] = {name: table.column(name) for name in table.column_names}
     raw = RawTable(columns, table.num_rows, "dataset_id", lambda row, name: (_WHERE, f"row {row} of those judged"))
-    encoded = loaded.encoding.encode_table(loaded.encoding.checked(raw)[0], before)
+    encoded = loaded.encoding.encode_table(loaded.encoding.check_upload(raw)[0], before)
     return torch.from_numpy(encoded.matrix), torch.from_numpy(encoded.usable)
 
 

@@ -40,21 +40,21 @@ class _Alternatives(NamedTuple):
 
 
 def evaluate(
-    cache: PosteriorCache, calls: Sequence[PrescribeCall], most_seconds: float = math.inf
+    cache: PosteriorCache, calls: Sequence[PrescribeCall], time_limit_seconds: float = math.inf
 ) -> list[AnswerBody | Exception]:
     """Answer an evaluate call, alone in its batch, in the shape of ``EvaluateAnswer``.
 
-    Raises OutOfTime where it takes ``most_seconds``, or the deadline in force has passed.
+    Raises OutOfTime where it takes ``time_limit_seconds``, or the deadline in force has passed.
     """
     (call,) = calls
     request = call.request
     if not isinstance(request, EvaluateRequest):
         raise TypeError("only an evaluate request can be evaluated")
     _check(request)
-    prepared = prepare(cache, calls, most_seconds)
+    prepared = prepare(cache, calls, time_limit_seconds)
     names = prepared.loaded.decisions
     alternatives = _read(request, names)
-    with call.within(most_seconds):
+    with call.within(time_limit_seconds):
         seconds = call.time_left(request.work)
         # Our decision and the free entries of each alternative get equal shares of the time.
         free = max(sum(None in map(one.decision.get, names) for one in each) for each in request.by_context())

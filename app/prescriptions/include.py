@@ -16,7 +16,7 @@ from app.prescriptions.neighbours import SearchableHistory
 from app.prescriptions.sensitivity import sensitivities
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.explain.outcomes import cost_scenarios, summary
 from bco_core.prescribe import QUANTILES
 from bco_core.problems.base import SecondStage
@@ -119,7 +119,7 @@ def _recourse(
     problem: SecondStage, decision: Tensor, outcomes: Tensor, weights: Tensor, costs: Tensor, whole: bool
 ) -> Json:
     """Return the recourse of a decision (d_z,) with total ``costs`` (K,); ``whole`` adds the plan of every scenario."""
-    deadline.check()
+    deadlines.check()
     plan = problem.recourse_plan(decision, outcomes)
     amounts = weights @ plan.amounts
     used = _share(plan.amounts != 0, weights)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.datasets.service import count_rows, read_table
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
@@ -17,7 +17,7 @@ from app.posteriors import service as posteriors
 from app.posteriors.history import column_of, outcomes_of
 from app.prescriptions.cache import LoadedPosterior, PosteriorCache
 from app.problems.schemas import outcome_names
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.explain.neighbours import Neighbourhood
 
 # Only the latest rows of a longer history are searched, and no more numbers than this.
@@ -44,7 +44,7 @@ class SearchableHistory:
         return int(self.neighbourhood.contexts.nbytes + self.outcomes.nbytes + self.table.nbytes)
 
 
-def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) -> SearchableHistory:
+def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: HistoryGrid | None) -> SearchableHistory:
     """Read the rows of the revision that the posterior was learned from."""
     if row.dataset_id is None:
         raise ConflictError(GONE)
@@ -54,7 +54,7 @@ def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) 
         if not count:
             raise ConflictError(GONE)
         if count > _MANY_ROWS:
-            deadline.before_long_work()
+            deadlines.before_long_work()
         table = read_table(session, row.dataset_id, revision)
     time = column_of(row.columns, "time")
     if time is not None:
@@ -71,7 +71,7 @@ def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) 
 
 
 def cached_history(
-    cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, past: Past | None
+    cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, past: HistoryGrid | None
 ) -> SearchableHistory:
     """Return the searchable history from memory, or read it."""
 

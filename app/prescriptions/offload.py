@@ -18,7 +18,7 @@ from fastapi import Request
 from app import metrics
 from app.prescriptions.context import AnswerBody, PrescribeCall
 from app.solving import Solvers
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import OutOfTime
 
 # Time to try a decision in this process, and time to load a posterior first.
@@ -51,7 +51,7 @@ def _kind(call: PrescribeCall) -> Hashable:
 def quickly(answer: Callable[[], Answers]) -> Answers | None:
     """Return what ``answer`` returns, or None if it takes long."""
     try:
-        with deadline.until(monotonic() + LOAD_SECONDS, quick=True):
+        with deadlines.until(monotonic() + LOAD_SECONDS, quick=True):
             return answer()
     except OutOfTime:
         return None
@@ -64,7 +64,7 @@ async def offload(http: Request, task: str, call: PrescribeCall) -> AnswerBody:
     solvers: Solvers = state.solvers
     body = await anyio.to_thread.run_sync(call.to_json, limiter=state.prescribers)
     try:
-        facts, content = await solvers.solve(http, call.workspace, task, call.posterior_id, body, call.until)
+        facts, content = await solvers.solve(http, call.workspace, task, call.posterior_id, body, call.deadline)
     except OutOfTime:
         raise call.too_long() from None
     for status, solver, count in facts["found"]:

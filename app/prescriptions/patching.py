@@ -11,7 +11,7 @@ from app.db.tables import PosteriorRow
 from app.http.errors import InvalidRequest
 from app.prescriptions.cache import PosteriorCache, size_of
 from app.problems import patch as patches
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem
@@ -56,7 +56,7 @@ def build_patched_problem(
     if patch is None:
         return PatchedProblem(learned_for, row.problem)
     spec, differs = patches.apply(row.problem, patch)
-    deadline.check()
+    deadlines.check()
     problem = learned_for
     if differs:
         try:

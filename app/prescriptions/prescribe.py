@@ -19,7 +19,7 @@ from app.prescriptions.context import AnswerBody, PreparedRequest, PrescribeCall
 from app.prescriptions.include import add_parts
 from app.prescriptions.neighbours import cached_history
 from app.prescriptions.schemas import REFUSED
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import BcoError, InvalidInput, OutOfTime
 from bco_core.prescribe import QUANTILES, PrescribeResult
 from bco_core.prescribe import prescribe as prescribe_for
@@ -30,37 +30,37 @@ _LABELS = [str(level) for level in QUANTILES]
 
 
 def prescribe(
-    cache: PosteriorCache, calls: Sequence[PrescribeCall], most_seconds: float = math.inf
+    cache: PosteriorCache, calls: Sequence[PrescribeCall], time_limit_seconds: float = math.inf
 ) -> list[AnswerBody | Exception]:
     """Answer calls that share a batch key, each in the shape of ``PrescribeAnswer`` or with the error that refuses it.
 
-    An error of one call does not touch the others. Raises OutOfTime where deciding takes ``most_seconds``, or the
+    An error of one call does not touch the others. Raises OutOfTime where deciding takes ``time_limit_seconds``, or the
     deadline in force has passed.
     """
     try:
-        return _prescribe(cache, calls, most_seconds)
+        return _prescribe(cache, calls, time_limit_seconds)
     except OutOfTime:
         raise
     except (HttpError, BcoError) as error:
         if len(calls) == 1:
             return [error]
     # One of the calls is to blame: each is answered by itself.
-    return [answer for call in calls for answer in prescribe(cache, [call], most_seconds)]
+    return [answer for call in calls for answer in prescribe(cache, [call], time_limit_seconds)]
 
 
 def _prescribe(
-    cache: PosteriorCache, calls: Sequence[PrescribeCall], most_seconds: float
+    cache: PosteriorCache, calls: Sequence[PrescribeCall], time_limit_seconds: float
 ) -> list[AnswerBody | Exception]:
-    call, prepared = calls[0], prepare(cache, calls, most_seconds)
+    call, prepared = calls[0], prepare(cache, calls, time_limit_seconds)
     include, row = call.request.include, prepared.row
-    with call.within(most_seconds):
+    with call.within(time_limit_seconds):
         seconds = call.time_left(len(prepared.encoded.matrix))
-        ends = monotonic() + seconds
+        deadline = monotonic() + seconds
         prescriptions = decide_usable(prepared, (_DECIDING_SHARE if include else 1.0) * seconds)
         if include:
             wants_history = "neighbours" in include
             history = cached_history(cache, row, prepared.loaded, prepared.past) if wants_history else None
-            with deadline.until(ends):
+            with deadlines.until(deadline):
                 add_parts(prepared, prescriptions, history)
     header, warnings = prepared.header()
     answers: list[AnswerBody | Exception] = []

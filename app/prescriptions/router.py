@@ -75,12 +75,12 @@ async def read_posterior_drift(
             raise InvalidRequest.at(("query", "dataset_id"), "the log has outcomes of its own; leave dataset_id out")
         verdict = await run_in_threadpool(judge_log, caller.workspace, posterior_id)
         return Response(verdict.model_dump_json(), media_type="application/json")
-    until = monotonic() + get_settings().prescribe_seconds
-    task = {"workspace": caller.workspace, "posterior_id": posterior_id, "dataset_id": dataset_id, "until": until}
+    deadline = monotonic() + get_settings().prescribe_seconds
+    task = {"workspace": caller.workspace, "posterior_id": posterior_id, "dataset_id": dataset_id, "deadline": deadline}
     with http.app.state.admission.slot(caller.workspace):
         try:
             _, body = await http.app.state.solvers.solve(
-                http, caller.workspace, "drift", posterior_id, orjson.dumps(task), until
+                http, caller.workspace, "drift", posterior_id, orjson.dumps(task), deadline
             )
         except OutOfTime:
             limit = f"{get_settings().prescribe_seconds} s (BCO_PRESCRIBE_SECONDS)"

@@ -17,7 +17,7 @@ from app.datasets.encoding import ContextColumn, ContextEncoding
 from app.datasets.parsing import category_text, is_number
 from app.prescriptions.context import PreparedRequest, json_numbers
 from app.problems.schemas import outcome_names
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput
 from bco_core.explain.attribution import attribute
 from bco_core.explain.derivatives import Slopes, slopes
@@ -154,7 +154,7 @@ def sensitivities(
     exact: list[Slopes | None] = []
     perturbations: list[Perturbation] = []
     for number, context in enumerate(contexts):
-        deadline.check()
+        deadlines.check()
         exact.append(slopes(loaded.posterior, problem, matrix[number], prepared.options, draws, decisions[number]))
         if exact[-1] is None:
             perturbations += steps(loaded.encoding, number, context, row.columns)
@@ -199,7 +199,7 @@ def _answers(
 
 def _decide(prepared: PreparedRequest, matrix: Tensor) -> Tensor:
     """Return decisions and expected costs (B, d_z + 1) for encoded contexts (B, width)."""
-    posterior, options, left = prepared.loaded.posterior, prepared.options, _SHARE * deadline.left()
+    posterior, options, left = prepared.loaded.posterior, prepared.options, _SHARE * deadlines.seconds_left()
     try:
         prescribed = prescribe(posterior, prepared.problem, matrix, options, prepared.draws, time_limit_seconds=left)
     except InvalidInput:

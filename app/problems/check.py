@@ -13,7 +13,7 @@ from fastapi import Request
 from app.http.errors import UnavailableError, of_core
 from app.problems.schemas import NewProblem
 from app.settings import get_settings
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.registry import check_problem
 
@@ -25,11 +25,11 @@ LARGE = 20_000
 async def check(http: Request, request: NewProblem) -> None:
     """Refuse a specification that no problem can be built from, at its place in the request."""
     state, seconds = http.app.state, get_settings().prescribe_seconds
-    until = monotonic() + seconds
+    deadline = monotonic() + seconds
     try:
-        body = await anyio.to_thread.run_sync(_check_here, request, until, limiter=state.checkers)
+        body = await anyio.to_thread.run_sync(_check_here, request, deadline, limiter=state.checkers)
         if body is not None:
-            await state.solvers.solve(http, http.scope["caller"].workspace, "check_problem", "", body, until)
+            await state.solvers.solve(http, http.scope["caller"].workspace, "check_problem", "", body, deadline)
     except InvalidInput as error:
         raise of_core(error, "spec") from None
     except OutOfTime:
@@ -37,14 +37,14 @@ async def check(http: Request, request: NewProblem) -> None:
         raise UnavailableError(detail) from None
 
 
-def _check_here(request: NewProblem, until: float) -> bytes | None:
+def _check_here(request: NewProblem, deadline: float) -> bytes | None:
     """Return None if the problem was built here, or the body for a solver process."""
     spec: dict[str, Any] = request.spec.model_dump()
-    body = orjson.dumps({"spec": spec, "until": until})
+    body = orjson.dumps({"spec": spec, "deadline": deadline})
     if len(body) > LARGE:
         return body
     try:
-        with deadline.until(monotonic() + QUICK_SECONDS, quick=True):
+        with deadlines.until(monotonic() + QUICK_SECONDS, quick=True):
             check_problem(spec)
     except OutOfTime:
         return body

@@ -19,13 +19,13 @@ from bco_core.problems.registry import PROBLEMS
 router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=IdempotentRoute)
 
 
-def _known(kind: str) -> str:
+def _check_kind(kind: str) -> str:
     if kind not in PROBLEMS:
         raise ValueError(f"the problem kind must be one of {', '.join(PROBLEMS)}")
     return kind
 
 
-KnownKind = Annotated[str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(PROBLEMS)})]
+KnownKind = Annotated[str, AfterValidator(_check_kind), WithJsonSchema({"type": "string", "enum": list(PROBLEMS)})]
 
 
 @router.post("", status_code=201)

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from starlette.concurrency import run_in_threadpool
 
 from app.db.base import now
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.outage import is_outage
 from app.db.tables import DeliveryRow, WebhookRow
 from app.webhooks import service
@@ -59,14 +59,16 @@ async def _deliver(stop: threading.Event) -> None:
                 busy[row.workspace] += 1
                 task = asyncio.create_task(_attempt(client, row, hook_url, secrets))
                 sending.add(task)
-                task.add_done_callback(partial(_ended, row.workspace, sending, busy))
+                task.add_done_callback(partial(_finish_sending, row.workspace, sending, busy))
             if not taken:
                 await asyncio.sleep(POLL_SECONDS)
         if sending:
             await asyncio.wait(sending, timeout=1.0)
 
 
-def _ended(workspace: str, sending: set[asyncio.Task[None]], busy: Counter[str], task: asyncio.Task[None]) -> None:
+def _finish_sending(
+    workspace: str, sending: set[asyncio.Task[None]], busy: Counter[str], task: asyncio.Task[None]
+) -> None:
     sending.discard(task)
     busy[workspace] -= 1
     if not task.cancelled() and task.exception() is not None:
@@ -96,7 +98,7 @@ def take(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, list[str
                 continue
             mine = DeliveryRow.id == row.id, DeliveryRow.state == "waiting", DeliveryRow.attempts == row.attempts
             later = {"attempts": row.attempts + 1, "due_at": now() + LEASE}
-            if affected(session, sa.update(DeliveryRow).where(*mine).values(**later)):
+            if affected_rows(session, sa.update(DeliveryRow).where(*mine).values(**later)):
                 count[row.workspace] += 1
                 session.refresh(row)
                 session.expunge(row)
@@ -154,4 +156,4 @@ def settle(row: DeliveryRow, status: int | None, error: str | None) -> None:
     mine = DeliveryRow.id == row.id, DeliveryRow.state == "waiting", DeliveryRow.attempts == row.attempts
     with transaction() as session:
         values = {"state": state, "due_at": due, "status": status, "error": error}
-        affected(session, sa.update(DeliveryRow).where(*mine).values(**values))
+        affected_rows(session, sa.update(DeliveryRow).where(*mine).values(**values))

@@ -39,8 +39,8 @@ def list_webhooks(caller: Reader, limit: Limit = 50, cursor: str | None = None) 
 @router.post("/secret", status_code=201)
 def make_webhook_secret(caller: Admin) -> SecretAnswer:
     """Create a new secret that signs this workspace's webhooks; the previous one signs too for another day."""
-    secret, until = service.new_secret(caller.workspace)
-    return SecretAnswer(secret=secret, signs_with_former_until=until)
+    secret, former_until = service.new_secret(caller.workspace)
+    return SecretAnswer(secret=secret, signs_with_former_until=former_until)
 
 
 @router.get("/{webhook_id}")

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.db.base import now
-from app.db.engine import affected, transaction
+from app.db.engine import affected_rows, transaction
 from app.db.tables import DeliveryRow, JobRow, WebhookRow, WebhookSecretRow
 from app.http.errors import ConflictError, NotFoundError
 from app.http.idempotency import record_location
@@ -154,4 +154,4 @@ def _delivery(hook: WebhookRow, event: str, job_id: str | None, content: dict[st
 def forget(session: Session, before: datetime, most: int) -> int:
     """Remove at most ``most`` deliveries that ended and were created before a time; return how many."""
     few = sa.select(DeliveryRow.id).where(DeliveryRow.state != "waiting", DeliveryRow.created_at < before).limit(most)
-    return affected(session, sa.delete(DeliveryRow).where(DeliveryRow.id.in_(few)))
+    return affected_rows(session, sa.delete(DeliveryRow).where(DeliveryRow.id.in_(few)))

@@ -123,7 +123,7 @@ def prescribe(posterior: PosteriorRecord, data: Any, batch: bool | None, options
     pandas frame with the same index. Columns that the posterior does not know are not sent. ``batch`` sends a frame
     as a batch job, the default for more than :data:`MOST_AT_ONCE` rows.
     """
-    known = _known(posterior, data)
+    known = _select_context_columns(posterior, data)
     if isinstance(data, Mapping):
         (only,) = yield from _prescribe_chunks(posterior.id, known, options)
         return only
@@ -138,7 +138,7 @@ def prescribe(posterior: PosteriorRecord, data: Any, batch: bool | None, options
     return tables.as_given([tables.flat(one.raw) for one in rows], data)
 
 
-def _known(posterior: PosteriorRecord, data: Any) -> Any:
+def _select_context_columns(posterior: PosteriorRecord, data: Any) -> Any:
     """Return the table with only the columns that the posterior knows, so that a history can be passed unchanged."""
     names = posterior.context_names
     return tables.select([data] if isinstance(data, Mapping) else tables.with_index(data, names), names)
@@ -166,7 +166,7 @@ def evaluate(
 
     ``decisions`` may be a frame like ``data``, with a column for each decision.
     """
-    contexts = tables.as_rows(_known(posterior, data))
+    contexts = tables.as_rows(_select_context_columns(posterior, data))
     if decisions is not None:
         decisions = [decisions] if isinstance(decisions, Mapping) else _each(decisions)
     answer = yield from posteriors.evaluate(

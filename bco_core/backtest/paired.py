@@ -125,7 +125,7 @@ def student(freedom: int) -> float:
 
 
 @dataclass(frozen=True)
-class CumulativeDifference:
+class DifferenceSums:
     """Sum of differences at the end of each of b stretches, over the rows so far that have both costs.
 
     All are (b,); standard error and interval are infinite where there are too few clusters.
@@ -138,7 +138,7 @@ class CumulativeDifference:
     high: Tensor
 
 
-def cumulate(costs: Tensor, reference: Tensor, clusters: Clusters, stretch: Tensor, count: int) -> CumulativeDifference:
+def cumulate(costs: Tensor, reference: Tensor, clusters: Clusters, stretch: Tensor, count: int) -> DifferenceSums:
     """Sum up ``costs`` − ``reference`` (n,), NaN where there is none, over ``count`` stretches of time.
 
     ``stretch`` (n,) is the stretch of each row.
@@ -150,7 +150,7 @@ def cumulate(costs: Tensor, reference: Tensor, clusters: Clusters, stretch: Tens
     total = _sums(values, stretch, count).cumsum(0)
     if not len(there):
         nothing = torch.full((count,), math.inf, dtype=torch.float64)
-        return CumulativeDifference(rows, total, nothing, -nothing, nothing)
+        return DifferenceSums(rows, total, nothing, -nothing, nothing)
     residuals = values - values.mean()
     ways = [way for way in (clusters.block, clusters.series) if way is not None]
     result = [_variances(residuals, way, stretch, count) for way in ways or [torch.arange(len(values))]]
@@ -162,7 +162,7 @@ def cumulate(costs: Tensor, reference: Tensor, clusters: Clusters, stretch: Tens
         groups = min(groups, result[1][1])
     error = variance.sqrt()
     reach = error * student(groups - 1) if groups > 1 else torch.full_like(error, math.inf)
-    return CumulativeDifference(rows, total, error, total - reach, total + reach)
+    return DifferenceSums(rows, total, error, total - reach, total + reach)
 
 
 def _sums(values: Tensor, stretch: Tensor, count: int) -> Tensor:

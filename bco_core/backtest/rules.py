@@ -60,7 +60,7 @@ class Origin:
 class Rule:
     """A rule's name in sentences, its decisions (m, d_z), and why it does not apply to a problem and a season."""
 
-    words: str
+    label: str
     decide: Callable[[DecisionProblem, Origin], Tensor]
     refusal: Callable[[DecisionProblem, int], str] = lambda problem, season: ""
 
@@ -109,11 +109,11 @@ def boosted(problem: DecisionProblem, origin: Origin) -> Tensor:
 
 
 def neighbours(problem: DecisionProblem, origin: Origin) -> Tensor:
-    return _weighted(problem, origin, neighbour_weights, NEIGHBOURS)
+    return _decide_by_weights(problem, origin, neighbour_weights, NEIGHBOURS)
 
 
 def kernel(problem: DecisionProblem, origin: Origin) -> Tensor:
-    return _weighted(problem, origin, kernel_weights, BANDWIDTHS[1::2])
+    return _decide_by_weights(problem, origin, kernel_weights, BANDWIDTHS[1::2])
 
 
 def ieo(problem: DecisionProblem, origin: Origin) -> Tensor:
@@ -137,7 +137,7 @@ def _only(sample: Sample, outcome: int) -> Sample:
     return Sample(sample.contexts, sample.outcomes[:, outcome : outcome + 1])
 
 
-def _weighted(
+def _decide_by_weights(
     problem: DecisionProblem, origin: Origin, kind: Callable[[Sample, Any], Weights], settings: Iterable[float]
 ) -> Tensor:
     """Decide over the heaviest rows, by standardised contexts; the setting has the least cost on the newest quarter."""

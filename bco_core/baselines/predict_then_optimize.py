@@ -114,7 +114,7 @@ class RegressionRule:
 def fit_regressions(sample: Sample, regressions: Sequence[Regression], seed: int) -> RegressionRule:
     """Return the regression whose carried errors score best on held-out rows."""
     fitted, scores = zip(*(_fit(sample, regression, seed) for regression in regressions), strict=True)
-    chosen: RegressionRule = fitted[select(list(scores), [{} for _ in scores]).chosen]
+    chosen: RegressionRule = fitted[select(list(scores), [{} for _ in scores]).best]
     return chosen
 
 

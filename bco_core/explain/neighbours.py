@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.data import Standardizer
 
 _CHUNK_NUMBERS = 4_000_000
@@ -32,7 +32,7 @@ class Neighbourhood:
         wanted = self.scale.apply(contexts)
         rows, distances = [], []
         for chunk in wanted.split(max(1, _CHUNK_NUMBERS // len(self.contexts))):
-            deadline.check()
+            deadlines.check()
             nearest_rows = torch.cdist(chunk.float(), self.contexts).topk(count, largest=False).indices
             # Once more in full precision: of equal rows the earlier one comes first.
             exact = (chunk[:, None] - self.contexts[nearest_rows].double()).square().mean(dim=2).sqrt()

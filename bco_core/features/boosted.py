@@ -56,8 +56,8 @@ class BoostedFeatures(Features):
     """Contexts in unit scale, predictions of trees in units of the outcomes' spread, and the base once more, last.
 
     ``forest`` holds the ``models`` of every fit in turn, ``ridge`` (fits, d_x + 1, d_y) the regressions that go with
-    them; ``blend`` (P, C) averages models into ``columns``. ``kept`` are the columns, of contexts and of predictions,
-    that predictors see.
+    them; ``blend`` (P, C) averages models into ``columns``. ``column_indices`` are those of contexts
+    and of predictions that predictors see.
     """
 
     contexts: Standardizer
@@ -71,18 +71,18 @@ class BoostedFeatures(Features):
     columns: tuple[tuple[int, float], ...]
     base: tuple[int, ...]
     error_scale: Tensor
-    kept: tuple[int, ...]
+    column_indices: tuple[int, ...]
     history: Tensor | None = None
 
     def only(self, contexts: bool) -> BoostedFeatures:
         """Return the predictions of trees alone, or with the contexts."""
-        kept = tuple(range(0 if contexts else self.context_dim, self.context_dim + len(self.columns)))
-        if self.history is None or self.kept == kept:
-            return replace(self, kept=kept)
-        if len(self.kept) < self.context_dim + len(self.columns):
+        indices = tuple(range(0 if contexts else self.context_dim, self.context_dim + len(self.columns)))
+        if self.history is None or self.column_indices == indices:
+            return replace(self, column_indices=indices)
+        if len(self.column_indices) < self.context_dim + len(self.columns):
             raise RuntimeError("columns that were left out are gone from the history")
-        last = list(range(len(self.kept), len(self.kept) + len(self.base)))
-        return replace(self, kept=kept, history=self.history[:, [*kept, *last]])
+        last = list(range(len(self.column_indices), len(self.column_indices) + len(self.base)))
+        return replace(self, column_indices=indices, history=self.history[:, [*indices, *last]])
 
     @property
     def kind(self) -> str:
@@ -94,7 +94,7 @@ class BoostedFeatures(Features):
 
     @property
     def width(self) -> int:
-        return len(self.kept)
+        return len(self.column_indices)
 
     @property
     def bases(self) -> Standardizer:
@@ -106,12 +106,12 @@ class BoostedFeatures(Features):
 
     @property
     def base_columns(self) -> tuple[int, ...]:
-        return tuple(self.kept.index(self.context_dim + column) for column in self.base)
+        return tuple(self.column_indices.index(self.context_dim + column) for column in self.base)
 
     @property
     def spread(self) -> Tensor:
         predictions = self.outcomes.scale[[outcome for outcome, _ in self.columns]]
-        return torch.cat([self.contexts.scale, predictions])[list(self.kept)]
+        return torch.cat([self.contexts.scale, predictions])[list(self.column_indices)]
 
     def of_new(self, contexts: Tensor) -> Tensor:
         rows = np.ascontiguousarray(contexts.reshape(-1, self.context_dim).numpy(), np.float64)
@@ -141,7 +141,7 @@ class BoostedFeatures(Features):
         of = [outcome for outcome, _ in self.columns]
         scaled = (predictions - self.outcomes.mean[of]) / self.outcomes.scale[of]
         features = torch.cat([self.contexts.apply(contexts), scaled], dim=1)
-        return torch.cat([features[:, list(self.kept)], scaled[:, list(self.base)]], dim=1)
+        return torch.cat([features[:, list(self.column_indices)], scaled[:, list(self.base)]], dim=1)
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         description = {
@@ -149,7 +149,7 @@ class BoostedFeatures(Features):
             "levels": list(self.levels),
             "columns": [list(column) for column in self.columns],
             "base": list(self.base),
-            "kept": list(self.kept),
+            "kept": list(self.column_indices),
         }
         arrays: Arrays = self.forest.to_arrays("trees_") | {
             "boosted_ridge": self.ridge,
@@ -180,7 +180,7 @@ def from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> Boost
         columns=tuple((outcome, level) for outcome, level in description["columns"]),
         base=tuple(description["base"]),
         error_scale=arrays["boosted_error_scale"],
-        kept=tuple(description["kept"]),
+        column_indices=tuple(description["kept"]),
     )
 
 
@@ -226,7 +226,7 @@ _LEAST_LEVEL = 0.01
 
 
 @dataclass(frozen=True)
-class Boosting:
+class BoostedFits:
     """Fits of boosted models to a sample, fold by fold, which may run in any process.
 
     θ learns from ``rows`` (m,) of the sample. ``folds`` (n,) replaces the default folds.
@@ -240,7 +240,7 @@ class Boosting:
     folds: Tensor | None = None
 
     @staticmethod
-    def of(sample: Sample, rows: Tensor, problem: DecisionProblem, seed: int) -> Boosting:
+    def of(sample: Sample, rows: Tensor, problem: DecisionProblem, seed: int) -> BoostedFits:
         """Plan models of the outcomes' means and bases, and of more quantiles where outcomes are few."""
         count, wanted = sample.outcomes.shape[1], problem.fractiles
         base = [MEAN] * count if wanted is None else wanted.tolist()
@@ -253,7 +253,7 @@ class Boosting:
             for level in _levels(base[outcome], few=count <= 3 and not many)
             for view in (*views, *(("level",) if leveled else ()))
         ]
-        return Boosting(sample, rows, tuple(models), tuple(base), seed)
+        return BoostedFits(sample, rows, tuple(models), tuple(base), seed)
 
     @property
     def parts(self) -> int:
@@ -370,7 +370,7 @@ class Boosting:
             columns=tuple(names),
             base=tuple(names.index((outcome, level)) for outcome, level in enumerate(self.base)),
             error_scale=torch.ones(sample.outcomes.shape[1], dtype=torch.float64),
-            kept=tuple(range(sample.contexts.shape[1] + len(names))),
+            column_indices=tuple(range(sample.contexts.shape[1] + len(names))),
         )
         history = features.arrange(sample.contexts, predictions)
         errors = (sample.outcomes - predictions[:, list(features.base)])[torch.from_numpy(known)]
@@ -398,10 +398,12 @@ class Boosting:
 
 
 def fit(sample: Sample, folds: Tensor) -> BoostedFeatures:
-    """Fit to the outcomes' means, in this process and without regard to time; :class:`Boosting` fits in parts, and for
-    a problem."""
+    """Fit to the outcomes' means, in this process and without regard to time; :class:`BoostedFits` fits in parts, for a
+    problem."""
     sample = replace(sample, timeline=None)
-    boosting = Boosting(sample, torch.arange(len(sample)), _means(sample), (MEAN,) * sample.outcomes.shape[1], 0, folds)
+    boosting = BoostedFits(
+        sample, torch.arange(len(sample)), _means(sample), (MEAN,) * sample.outcomes.shape[1], 0, folds
+    )
     return boosting.join([boosting.fit(part) for part in range(boosting.parts)])
 
 

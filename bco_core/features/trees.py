@@ -90,15 +90,15 @@ def from_lightgbm(texts: Sequence[str]) -> Forest:
     models = [list(_trees(text)) for text in texts]
     trees = [tree for model in models for tree in model]
 
-    def together(name: str, kind: Any) -> Array:
+    def concatenate(name: str, kind: Any) -> Array:
         return np.concatenate([np.empty(0, kind), *(tree[name].astype(kind) for tree in trees)])
 
     return Forest(
-        together("split_feature", np.int32),
-        together("threshold", np.float64),
-        together("left_child", np.int32),
-        together("right_child", np.int32),
-        together("leaf_value", np.float64),
+        concatenate("split_feature", np.int32),
+        concatenate("threshold", np.float64),
+        concatenate("left_child", np.int32),
+        concatenate("right_child", np.int32),
+        concatenate("leaf_value", np.float64),
         _starts(np.array([len(tree["split_feature"]) for tree in trees], np.int64)),
         _starts(np.array([len(tree["leaf_value"]) for tree in trees], np.int64)),
         _starts(np.array([len(model) for model in models], np.int64)),

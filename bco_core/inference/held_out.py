@@ -151,7 +151,7 @@ def _recommend(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor 
     if problem.promises:
         return policy_of_paper(problem)
     names = competing_policies(problem)
-    return names[select([costs[name][rows] for name in names], [{} for _ in names]).chosen]
+    return names[select([costs[name][rows] for name in names], [{} for _ in names]).best]
 
 
 def policy_of_paper(problem: DecisionProblem) -> str:

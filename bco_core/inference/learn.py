@@ -36,16 +36,16 @@ _SECONDS_A_PASS, _SECONDS_A_PRODUCT = 3e-4, 3e-11
 
 
 @dataclass(frozen=True)
-class Learning:
-    """A task with its method, the method's name that the caller ``asked`` for, and the reason for the choice."""
+class LearningPlan:
+    """A task with its method, the name of the ``requested_method``, and the reason for the choice."""
 
     method: Method
     task: Task
-    asked: str
+    requested_method: str
     reason: str
 
     @staticmethod
-    def of(problem: DecisionProblem, sample: Sample, options: LearningOptions | None = None) -> Learning:
+    def of(problem: DecisionProblem, sample: Sample, options: LearningOptions | None = None) -> LearningPlan:
         """Choose the method; raise InvalidInput, before any work, for a task that cannot be learned."""
         options = options or AutoOptions()
         if len(sample) < MINIMUM_ROWS:
@@ -61,7 +61,7 @@ class Learning:
                 raise InvalidInput(f"there is no certificate here: {NO_CERTIFICATE}", ("certify",))
             if isinstance(own, AutoOptions) and allows_linear(own):
                 method, reason = SURROGATE, SURROGATE.reason
-        return Learning(method, Task(problem.relaxation, sample, own), options.method, reason)
+        return LearningPlan(method, Task(problem.relaxation, sample, own), options.method, reason)
 
     def split(self, progress: Progress = no_progress) -> list[Part]:
         return self.method.split(self.task, progress)
@@ -72,7 +72,10 @@ class Learning:
     def join(self, results: Sequence[Arrays], progress: Progress = no_progress) -> Learned:
         learned = self.method.join(self.task, results, progress)
         diagnostics = replace(
-            learned.diagnostics, method=self.asked, inference=self.method.inference, inference_reason=self.reason
+            learned.diagnostics,
+            method=self.requested_method,
+            inference=self.method.inference,
+            inference_reason=self.reason,
         )
         return replace(learned, diagnostics=diagnostics)
 
@@ -84,7 +87,7 @@ def learn(
     progress: Progress = no_progress,
 ) -> Learned:
     """Learn the Gibbs posterior of ``problem`` from ``sample``, in this process."""
-    learning = Learning.of(problem, sample, options)
+    learning = LearningPlan.of(problem, sample, options)
     parts = learning.split(part_of(progress, 0.0, 0.1))
     if not parts:
         return learning.join([], progress)

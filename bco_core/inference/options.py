@@ -40,9 +40,9 @@ class LearningOptions:
     def __post_init__(self) -> None:
         self._positive("kl_weight", "inverse_temperature")
         self._counts("particles")
-        self._known("family", tuple(FAMILIES))
+        self._check_choice("family", tuple(FAMILIES))
         if self.policy is not None:
-            self._known("policy", tuple(POLICIES))
+            self._check_choice("policy", tuple(POLICIES))
         if self.kl_weight is not None and self.inverse_temperature is not None:
             raise InvalidInput("give kl_weight or inverse_temperature, not both", ("kl_weight",))
         boosts = self.predictor.kind == BOOSTED
@@ -70,7 +70,7 @@ class LearningOptions:
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1", (name,))
 
-    def _known(self, name: str, known: Sequence[str]) -> None:
+    def _check_choice(self, name: str, known: Sequence[str]) -> None:
         if getattr(self, name) not in known:
             raise InvalidInput(f"the {name} must be one of {', '.join(known)}", (name,))
 
@@ -97,8 +97,8 @@ class MhOptions(LearningOptions):
         super().__post_init__()
         self._positive("prior_scale")
         self._counts("chains", "steps")
-        self._known("temperature", TEMPERATURES)
-        self._known("thinning", THINNING)
+        self._check_choice("temperature", TEMPERATURES)
+        self._check_choice("thinning", THINNING)
         if not 0 <= self.burn_in < self.steps:
             raise InvalidInput("burn_in must be shorter than the chain of steps", ("burn_in",))
         if self.has_temperature and self.temperature != TEMPERATURES[0]:
@@ -132,7 +132,7 @@ class ViOptions(LearningOptions):
         super().__post_init__()
         self._positive("prior_scale", "initial_scale", "learning_rate")
         self._counts("members", "epochs", "patience", "batch_size", "draws")
-        self._known("optimizer", tuple(OPTIMIZERS))
+        self._check_choice("optimizer", tuple(OPTIMIZERS))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.batch_kernels import OPTIONS, compiled
 from bco_core.data import Standardizer
 from bco_core.errors import InvalidInput
@@ -162,7 +162,7 @@ class Predictor(ABC):
             return torch.cat([self._in_time(theta, chunk) for chunk in encoded.split(rows)], dim=1)
 
     def _in_time(self, theta: Tensor, chunk: Tensor) -> Tensor:
-        deadline.check()
+        deadlines.check()
         return self.forward(theta, chunk)
 
 

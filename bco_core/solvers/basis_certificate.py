@@ -50,13 +50,13 @@ def is_clean(inverse, basic, size):  # type: ignore[no-untyped-def]  # pragma: n
 
 
 @piece
-def certify(columns, inverse, basic, dual, rhs, size, program, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def certify(columns, inverse, basic, dual, rhs, size, program, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Return whether a basis passes the certificate; refine x_B and π if that is needed.
 
     x = max(x_B, 0) must keep the rows, π must be dual feasible, and the cost of their errors must be negligible.
     """
     rows, count = program.matrix.shape
-    error, scale = room.column, room.terms
+    error, scale = workspace.column, workspace.terms
     certain = False
     for attempt in range(_REFINEMENTS + 1):
         if attempt > 0:
@@ -88,7 +88,7 @@ def certify(columns, inverse, basic, dual, rhs, size, program, room):  # type: i
             kept
             and lost <= allowed
             and abs(gap) <= 2.0 * allowed
-            and dual_feasible(dual, program.matrix, program.cost, program.least_cost, room)
+            and dual_feasible(dual, program.matrix, program.cost, program.least_cost, workspace)
         )
         if certain:
             break
@@ -139,19 +139,19 @@ def _set_error(columns, basic, rhs, size, program, error, scale):  # type: ignor
 @kernel
 def certify_basis(columns, inverse, basic, dual, rhs, size, program):  # type: ignore[no-untyped-def]  # pragma: no cover
     rows, count = program.matrix.shape
-    room = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
-    return certify(columns, inverse, basic, dual, rhs, size, program, room)
+    workspace = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
+    return certify(columns, inverse, basic, dual, rhs, size, program, workspace)
 
 
 @kernel
 def certify_dual(dual, program):  # type: ignore[no-untyped-def]  # pragma: no cover
     rows, count = program.matrix.shape
-    room = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
-    return dual_feasible(dual, program.matrix, program.cost, program.least_cost, room)
+    workspace = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
+    return dual_feasible(dual, program.matrix, program.cost, program.least_cost, workspace)
 
 
 @kernel
 def certify_ray(row, program, rhs, size):  # type: ignore[no-untyped-def]  # pragma: no cover
     rows, count = program.matrix.shape
-    room = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
-    return proves_infeasible(row, program.matrix, rhs, size, room)
+    workspace = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
+    return proves_infeasible(row, program.matrix, rhs, size, workspace)

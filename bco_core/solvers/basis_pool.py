@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.solvers import highs
 from bco_core.solvers.basis_certificate import (
     SHARP,
@@ -129,7 +129,7 @@ class BasisPool:
         )
 
     def _solve_chunk(self, chunk: Tensor, sizes: Tensor, jacobian: bool) -> PoolSolutions:
-        deadline.check()
+        deadlines.check()
         form, bases = self.form, self.bases
         rhs, start = chunk.numpy(), bases.closest(chunk).numpy()
         place = np.full(sum(form.matrix.shape), NONE)
@@ -144,7 +144,7 @@ class BasisPool:
         new = columns[(pivots > 0) & (status == OPTIMAL)]
         failed = np.flatnonzero(status == FAILED)
         for row in failed:
-            deadline.check()
+            deadlines.check()
             one = self._by_highs(rhs[row], sizes[row].numpy(), jacobian)
             value[row], dual[row], primal[row], by_rhs[row], status[row], certified[row] = one
         if len(failed) or len(new):
@@ -263,16 +263,16 @@ def _solve_all(rhs, size, start, bases, program, place, tolerance, answers):  # 
     total, rows = rhs.shape
     columns = program.matrix.shape[1] + rows
     own = Tableaus(np.empty((1, rows), dtype=np.int64), np.empty((1, rows, rows)), np.empty((1, columns)))
-    room = PivotWorkspace(np.empty(rows), np.empty(columns), np.empty(rows), np.empty(columns))
+    workspace = PivotWorkspace(np.empty(rows), np.empty(columns), np.empty(rows), np.empty(columns))
     for n in range(total):
         at = start[n]
-        moved = not is_optimal(bases.inverse[at], rhs[n], size[n], tolerance, room.basic)
+        moved = not is_optimal(bases.inverse[at], rhs[n], size[n], tolerance, workspace.basic)
         if moved:
             _copy(bases, at, own)
-            status, number = continue_dual_simplex(own, 0, size[n], program.matrix, tolerance, room)
+            status, number = continue_dual_simplex(own, 0, size[n], program.matrix, tolerance, workspace)
             _write(own, status, number, program.cost, n, answers)
             if status == INFEASIBLE and not proves_infeasible(
-                own.inverse[0, number], program.matrix, rhs[n], size[n], room
+                own.inverse[0, number], program.matrix, rhs[n], size[n], workspace
             ):
                 answers.status[n] = FAILED
             if status != OPTIMAL:
@@ -280,15 +280,17 @@ def _solve_all(rhs, size, start, bases, program, place, tolerance, answers):  # 
         else:
             _take(bases, at, n, answers)
         inverse = own.inverse[0] if moved else bases.inverse[at]
-        if moved or not (bases.certified[at] and is_clean(inverse, room.basic, size[n])):
-            kept = certify(answers.columns[n], inverse, room.basic, answers.dual[n], rhs[n], size[n], program, room)
+        if moved or not (bases.certified[at] and is_clean(inverse, workspace.basic, size[n])):
+            kept = certify(
+                answers.columns[n], inverse, workspace.basic, answers.dual[n], rhs[n], size[n], program, workspace
+            )
             if not kept:
                 answers.status[n] = FAILED
         amount = 0.0
         for k in range(rows):
             amount += answers.dual[n, k] * rhs[n, k]
         answers.value[n] = amount
-        _watch(inverse, room.basic, place, n, answers)
+        _watch(inverse, workspace.basic, place, n, answers)
 
 
 @piece

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.solvers.dual_simplex import (
     FAILED,
     INFEASIBLE,
@@ -128,7 +128,7 @@ class CutSolution(NamedTuple):
     decision: Array
     objective: float
     bound: float
-    ended: int
+    outcome: int
     points: int
     scenario: int = -1
 
@@ -151,7 +151,7 @@ class _ScenarioBases(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Best point, current point and the master's point before (d,), and room for two matrices (d + 1, d + 1)."""
+    """Best point, current point and the master's point before (d,), and space for two matrices (d + 1, d + 1)."""
 
     best: Array
     point: Array
@@ -166,8 +166,8 @@ class _ScenarioWorkspace(NamedTuple):
 
     rhs: Array
     size: Array
-    taken: Array
-    taken_size: Array
+    first_stage_use: Array
+    first_stage_use_size: Array
     pivoting: PivotWorkspace
     whole: Array
     scratch: Array
@@ -179,7 +179,7 @@ def minimize_random(
     first: FirstStage,
     risk: RiskOf,
     gap: float,
-    stop: deadline.Flag,
+    stop: deadlines.Flag,
 ) -> CutSolution:
     """Minimise over scenarios with their own costs and technology; scenarios without weight are dropped.
 
@@ -260,7 +260,7 @@ def minimize(scenarios, matrix, tableaus, first, risk, gap, tolerance, stop):  #
     out.
     """
     bases = _new_bases(tableaus)
-    room = _new_workspace(matrix)
+    workspace = _new_workspace(matrix)
     order = np.arange(len(scenarios.weights))
     shares = np.empty(len(scenarios.weights))
     master, used, reach = new_master(first, MAXIMUM_CUTS)
@@ -273,14 +273,14 @@ def minimize(scenarios, matrix, tableaus, first, risk, gap, tolerance, stop):  #
         if stop[0]:
             return best, best_value, -np.inf, STOPPED, points
         points += 1
-        status, scenario, ray = _solve_shared(scenarios, matrix, point, tolerance, bases, room)
+        status, scenario, ray = _solve_shared(scenarios, matrix, point, tolerance, bases, workspace)
         if status == FAILED:
             return best, best_value, -np.inf, OPEN, points
         if status == INFEASIBLE:
             _add_shared_row(scenarios, scenario, bases.tableaus.inverse[scenario, ray], master, used)
         else:
             risk_weights(bases.value, scenarios.weights, risk.weight, risk.level, order, shares)
-            cost = _add_shared_cut(scenarios, bases, shares, first.cost, point, room.taken, master, used)
+            cost = _add_shared_cut(scenarios, bases, shares, first.cost, point, workspace.first_stage_use, master, used)
             if cost < best_value:
                 best_value = cost
                 for j in range(len(best)):
@@ -307,7 +307,7 @@ def minimize(scenarios, matrix, tableaus, first, risk, gap, tolerance, stop):  #
 def _minimize_random(scenarios, matrix, tableaus, first, risk, gap, tolerance, stop):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Minimise over :class:`RandomScenarios` likewise; each tableau is dual feasible for its own scenario's cost."""
     bases = _new_bases(tableaus)
-    room = _new_workspace(matrix)
+    workspace = _new_workspace(matrix)
     order = np.arange(len(scenarios.weights))
     shares = np.empty(len(scenarios.weights))
     master, used, reach = new_master(first, MAXIMUM_CUTS)
@@ -320,11 +320,11 @@ def _minimize_random(scenarios, matrix, tableaus, first, risk, gap, tolerance, s
         if stop[0]:
             return best, best_value, -np.inf, STOPPED, points
         points += 1
-        status, scenario, ray = _solve_random(scenarios, matrix, point, tolerance, bases, room)
+        status, scenario, ray = _solve_random(scenarios, matrix, point, tolerance, bases, workspace)
         if status == FAILED:
             return best, best_value, -np.inf, OPEN, points
         # Feasible duals give a cut even if they are not optimal, so the master has a first cut at any point.
-        if not ready and status == INFEASIBLE and not _bound_random(scenarios, matrix, point, bases, room):
+        if not ready and status == INFEASIBLE and not _bound_random(scenarios, matrix, point, bases, workspace):
             return best, best_value, -np.inf, OPEN, points
         if not ready or status == OPTIMAL:
             risk_weights(bases.value, scenarios.weights, risk.weight, risk.level, order, shares)
@@ -404,19 +404,19 @@ def _advance(master, used, first, search, best_value, gap, reach, points):  # ty
 
 
 @piece
-def _solve_scenario(matrix, cost, least_cost, k, tolerance, bases, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _solve_scenario(matrix, cost, least_cost, k, tolerance, bases, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Compute the duals of one scenario for the right-hand side in the workspace.
 
     Return OPTIMAL; or FAILED; or INFEASIBLE with the row of B⁻¹ that proves it.
     """
     if bases.pivots[k] > _REFRESH:
-        _sharpen_scenario(matrix, bases, k, room)
+        _sharpen_scenario(matrix, bases, k, workspace)
     status = OPTIMAL
     moved = 0
-    if not is_optimal(bases.tableaus.inverse[k], room.rhs, room.size, tolerance, room.pivoting.basic):
-        status, moved = continue_dual_simplex(bases.tableaus, k, room.size, matrix, tolerance, room.pivoting)
+    if not is_optimal(bases.tableaus.inverse[k], workspace.rhs, workspace.size, tolerance, workspace.pivoting.basic):
+        status, moved = continue_dual_simplex(bases.tableaus, k, workspace.size, matrix, tolerance, workspace.pivoting)
         if status == INFEASIBLE and not proves_infeasible(
-            bases.tableaus.inverse[k, moved], matrix, room.rhs, room.size, room.pivoting
+            bases.tableaus.inverse[k, moved], matrix, workspace.rhs, workspace.size, workspace.pivoting
         ):
             status = FAILED
     if status != OPTIMAL:
@@ -424,27 +424,27 @@ def _solve_scenario(matrix, cost, least_cost, k, tolerance, bases, room):  # typ
     elif moved > 0 or bases.pivots[k] == _NEW:
         bases.pivots[k] = max(bases.pivots[k], 0) + moved
         set_dual(bases.tableaus.columns[k], bases.tableaus.inverse[k], cost, bases.dual[k])
-        if not dual_feasible(bases.dual[k], matrix, cost, least_cost, room.pivoting):
+        if not dual_feasible(bases.dual[k], matrix, cost, least_cost, workspace.pivoting):
             status = FAILED
     return status, moved
 
 
 @piece
-def _sharpen_scenario(matrix, bases, k, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _sharpen_scenario(matrix, bases, k, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Remove the rounding of many pivots from a scenario's B⁻¹."""
     rows, count = matrix.shape
     for i in range(rows):
         column = bases.tableaus.columns[k, i]
         for j in range(rows):
-            room.whole[j, i] = matrix[j, column] if column < count else 0.0
+            workspace.whole[j, i] = matrix[j, column] if column < count else 0.0
         if column >= count:
-            room.whole[column - count, i] = -1.0
-    sharpen(bases.tableaus.inverse[k], room.whole, room.scratch)
+            workspace.whole[column - count, i] = -1.0
+    sharpen(bases.tableaus.inverse[k], workspace.whole, workspace.scratch)
     bases.pivots[k] = 0
 
 
 @piece
-def _solve_shared(scenarios, matrix, point, tolerance, bases, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _solve_shared(scenarios, matrix, point, tolerance, bases, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Compute value and duals of every scenario at the point.
 
     Return OPTIMAL; or FAILED; or INFEASIBLE with the first scenario without recourse and the row of its B⁻¹ that
@@ -452,57 +452,59 @@ def _solve_shared(scenarios, matrix, point, tolerance, bases, room):  # type: ig
     """
     rows, dim = scenarios.slope.shape
     for i in range(rows):
-        room.taken[i] = 0.0
-        room.taken_size[i] = 0.0
+        workspace.first_stage_use[i] = 0.0
+        workspace.first_stage_use_size[i] = 0.0
         for j in range(dim):
             part = scenarios.slope[i, j] * point[j]
-            room.taken[i] += part
-            room.taken_size[i] += abs(part)
+            workspace.first_stage_use[i] += part
+            workspace.first_stage_use_size[i] += abs(part)
     for k in range(len(bases.pivots)):
         for i in range(rows):
-            room.rhs[i] = scenarios.base[k, i] - room.taken[i]
-            room.size[i] = scenarios.size[k, i] + room.taken_size[i]
-        status, ray = _solve_scenario(matrix, scenarios.cost, scenarios.least_cost, k, tolerance, bases, room)
+            workspace.rhs[i] = scenarios.base[k, i] - workspace.first_stage_use[i]
+            workspace.size[i] = scenarios.size[k, i] + workspace.first_stage_use_size[i]
+        status, ray = _solve_scenario(matrix, scenarios.cost, scenarios.least_cost, k, tolerance, bases, workspace)
         if status != OPTIMAL:
             return status, k, ray
         total = 0.0
         for i in range(rows):
-            total += bases.dual[k, i] * room.rhs[i]
+            total += bases.dual[k, i] * workspace.rhs[i]
         bases.value[k] = total
     return OPTIMAL, 0, 0
 
 
 @piece
-def _solve_random(scenarios, matrix, point, tolerance, bases, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _solve_random(scenarios, matrix, point, tolerance, bases, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Compute cost and duals of every scenario at the point, and return what :func:`_solve_shared` returns."""
     for k in range(len(bases.pivots)):
-        total = _set_random_rhs(scenarios, k, point, room)
-        status, ray = _solve_scenario(matrix, scenarios.cost[k], scenarios.least_cost[k], k, tolerance, bases, room)
+        total = _set_random_rhs(scenarios, k, point, workspace)
+        status, ray = _solve_scenario(
+            matrix, scenarios.cost[k], scenarios.least_cost[k], k, tolerance, bases, workspace
+        )
         if status != OPTIMAL:
             return status, k, ray
         for i in range(len(matrix)):
-            total += bases.dual[k, i] * room.rhs[i]
+            total += bases.dual[k, i] * workspace.rhs[i]
         bases.value[k] = total
     return OPTIMAL, 0, 0
 
 
 @piece
-def _bound_random(scenarios, matrix, point, bases, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _bound_random(scenarios, matrix, point, bases, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Set each scenario's value to the lower bound that its current duals prove; return whether all are feasible."""
     feasible = True
     for k in range(len(bases.pivots)):
-        total = _set_random_rhs(scenarios, k, point, room)
+        total = _set_random_rhs(scenarios, k, point, workspace)
         set_dual(bases.tableaus.columns[k], bases.tableaus.inverse[k], scenarios.cost[k], bases.dual[k])
-        if not dual_feasible(bases.dual[k], matrix, scenarios.cost[k], scenarios.least_cost[k], room.pivoting):
+        if not dual_feasible(bases.dual[k], matrix, scenarios.cost[k], scenarios.least_cost[k], workspace.pivoting):
             feasible = False
         for i in range(len(matrix)):
-            total += bases.dual[k, i] * room.rhs[i]
+            total += bases.dual[k, i] * workspace.rhs[i]
         bases.value[k] = total
     return feasible
 
 
 @piece
-def _set_random_rhs(scenarios, k, point, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _set_random_rhs(scenarios, k, point, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Set a scenario's right-hand side at the point; return the part of its cost that no recourse changes."""
     rows, dim = scenarios.slope.shape[1:]
     at = k if len(scenarios.slope) > 1 else 0
@@ -513,8 +515,8 @@ def _set_random_rhs(scenarios, k, point, room):  # type: ignore[no-untyped-def] 
             part = scenarios.slope[at, i, j] * point[j]
             taken += part
             taken_size += abs(part)
-        room.rhs[i] = scenarios.base[k, i] - taken
-        room.size[i] = scenarios.size[k, i] + taken_size
+        workspace.rhs[i] = scenarios.base[k, i] - taken
+        workspace.size[i] = scenarios.size[k, i] + taken_size
     more = scenarios.base_cost[k]
     if len(scenarios.above) > 0:
         for j in range(dim):

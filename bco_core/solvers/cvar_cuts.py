@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import daqp
 import numpy as np
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import SolverFailure
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -139,7 +139,7 @@ def _cut(
     best: Array | None = None
     best_tail = -np.inf
     for _ in range(_ROUNDS):
-        deadline.check()
+        deadlines.check()
         start = _master(qp, cuts, limits, goal, soft, start)
         if start is None:
             if best is None or not soft:

@@ -32,7 +32,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from bco_core import deadline
+from bco_core import deadlines
 
 __all__ = [
     "BEST_EFFORT",
@@ -160,7 +160,7 @@ def _solve(qp: FactorQP, returns: Array, target: float, given_price: bool) -> tu
     codes = np.empty(len(returns), dtype=np.int64)
     scale, columns, bounds, long_only = qp.prepared
     for first in range(0, len(returns), _CHUNK):
-        deadline.check()
+        deadlines.check()
         chunk = slice(first, first + _CHUNK)
         _solve_rows(
             returns[chunk],
@@ -241,8 +241,8 @@ def _cut(
     """Return code, portfolio and rows; a softness above zero lets rows be missed by a slack at a quadratic price."""
     scale, columns, bounds, _ = qp.prepared
     portfolio = np.zeros(len(scale))
-    room = np.zeros((qp.rank + 1 + _CUTS, len(scale) + 1))
-    room[: qp.rank + 1, :-1] = columns[:-1]
+    matrix = np.zeros((qp.rank + 1 + _CUTS, len(scale) + 1))
+    matrix[: qp.rank + 1, :-1] = columns[:-1]
     limits = np.hstack([bounds[2:], [[0.0], [math.inf]]])
     floor = -math.inf if softness else -_BEYOND * qp.largest_value
     code, rows = _cut_tail(
@@ -250,7 +250,7 @@ def _cut(
         np.ascontiguousarray(weights),
         float(level),
         float(target),
-        room,
+        matrix,
         qp.rank,
         scale,
         limits,
@@ -260,7 +260,7 @@ def _cut(
         qp.full,
         portfolio,
     )
-    return int(code), portfolio, room[qp.rank + 1 : rows, :-1] / scale
+    return int(code), portfolio, matrix[qp.rank + 1 : rows, :-1] / scale
 
 
 @compiled
@@ -322,12 +322,12 @@ def _cut_tail(  # type: ignore[no-untyped-def]
 def _largest_return(y, lower, upper, budget, long_only, full, portfolio):  # type: ignore[no-untyped-def]
     """Set the portfolio of largest return, filled from the best asset on; return its return."""
     assets = len(y)
-    room, total, bar = budget, 0.0, math.inf
+    remaining, total, bar = budget, 0.0, math.inf
     for j in range(assets):
         portfolio[j] = lower[j]
-        room -= lower[j]
+        remaining -= lower[j]
         total += lower[j] * y[j]
-    while room > 0:
+    while remaining > 0:
         # A budget that must be used up also takes assets that lose.
         least = -math.inf if full else 0.0
         best = least
@@ -339,9 +339,9 @@ def _largest_return(y, lower, upper, budget, long_only, full, portfolio):  # typ
         bar = best
         for j in range(assets):
             if y[j] == best:
-                more = min(upper[j] - lower[j], room)
+                more = min(upper[j] - lower[j], remaining)
                 portfolio[j] += more
-                room -= more
+                remaining -= more
                 total += more * y[j]
         if long_only:
             break

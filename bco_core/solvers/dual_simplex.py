@@ -99,29 +99,29 @@ def set_dual(columns, inverse, cost, dual):  # type: ignore[no-untyped-def]  # p
 
 
 @piece
-def dual_feasible(dual, matrix, cost, least_cost, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def dual_feasible(dual, matrix, cost, least_cost, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Return whether π ≥ 0 and A'π ≤ c, without perturbation: π'b is then a lower bound for every b."""
     rows, count = matrix.shape
     feasible = True
     largest = 0.0
     for j in range(count):
-        room.row[j] = cost[j]
+        workspace.row[j] = cost[j]
     for i in range(rows):
         price = dual[i]
         largest = max(largest, abs(price))
         if price != 0.0:
             for j in range(count):
-                room.row[j] -= price * matrix[i, j]
+                workspace.row[j] -= price * matrix[i, j]
     for i in range(rows):
         if not dual[i] >= -_DUAL * least_cost - _DUAL_ROUNDING * largest:
             feasible = False
     passed = 0.0
     for j in range(count):
-        passed += 1.0 if room.row[j] >= -_DUAL * (abs(cost[j]) + least_cost) else 0.0
+        passed += 1.0 if workspace.row[j] >= -_DUAL * (abs(cost[j]) + least_cost) else 0.0
     if passed < count:
         # The size of rounding is computed for the few columns that need it.
         for j in range(count):
-            below = -room.row[j] - _DUAL * (abs(cost[j]) + least_cost)
+            below = -workspace.row[j] - _DUAL * (abs(cost[j]) + least_cost)
             if not below <= 0.0:
                 terms = 0.0
                 for i in range(rows):
@@ -132,7 +132,7 @@ def dual_feasible(dual, matrix, cost, least_cost, room):  # type: ignore[no-unty
 
 
 @piece
-def proves_infeasible(row, matrix, rhs, size, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def proves_infeasible(row, matrix, rhs, size, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Return whether σ = −``row`` of B⁻¹ proves that A x ≥ b, x ≥ 0 has no solution: σ ≥ 0, A'σ ≤ 0, b'σ > 0
     (Farkas)."""
     rows, count = matrix.shape
@@ -141,8 +141,8 @@ def proves_infeasible(row, matrix, rhs, size, room):  # type: ignore[no-untyped-
     amount = 0.0
     scale = 0.0
     for j in range(count):
-        room.row[j] = 0.0
-        room.terms[j] = 0.0
+        workspace.row[j] = 0.0
+        workspace.terms[j] = 0.0
     for i in range(rows):
         factor = -row[i]
         largest = max(largest, abs(factor))
@@ -151,11 +151,11 @@ def proves_infeasible(row, matrix, rhs, size, room):  # type: ignore[no-untyped-
         if factor != 0.0:
             for j in range(count):
                 part = factor * matrix[i, j]
-                room.row[j] += part
-                room.terms[j] += abs(part)
+                workspace.row[j] += part
+                workspace.terms[j] += abs(part)
     for j in range(count):
         # Rounding of entries that should be zero is small relative to the largest entry, not to their own terms.
-        if not room.row[j] <= _RAY * (room.terms[j] + ENTRY_ERROR * largest):
+        if not workspace.row[j] <= _RAY * (workspace.terms[j] + ENTRY_ERROR * largest):
             proof = False
     for i in range(rows):
         if not -row[i] >= -_RAY * largest:
@@ -213,7 +213,7 @@ def exchange(tableaus, at, leaving, entering, column, basic):  # type: ignore[no
 
 
 @piece
-def continue_dual_simplex(tableaus, at, size, matrix, tolerance, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def continue_dual_simplex(tableaus, at, size, matrix, tolerance, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Pivot basis ``at`` in place until B⁻¹b ≥ 0 up to rounding, where b is a sum of terms of this ``size`` (m,).
 
     Return OPTIMAL and the number of pivots, INFEASIBLE and the row of B⁻¹ that proves it, or FAILED after too many
@@ -221,23 +221,23 @@ def continue_dual_simplex(tableaus, at, size, matrix, tolerance, room):  # type:
     """
     most = _PIVOTS_PER_ROW * len(size) + _PIVOTS_MORE
     for pivots in range(most):
-        leaving = _leaving(tableaus, at, size, tolerance, room)
+        leaving = _leaving(tableaus, at, size, tolerance, workspace)
         if leaving == NONE:
             return OPTIMAL, pivots
-        entering = _entering(tableaus, at, leaving, matrix, room)
+        entering = _entering(tableaus, at, leaving, matrix, workspace)
         if entering == NONE:
             return INFEASIBLE, leaving
-        _pivot(tableaus, at, leaving, entering, matrix, room)
+        _pivot(tableaus, at, leaving, entering, matrix, workspace)
     return FAILED, most
 
 
 @piece
-def _leaving(tableaus, at, size, tolerance, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _leaving(tableaus, at, size, tolerance, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Return the row whose basic variable is furthest below zero, or NONE."""
     leaving = NONE
     worst = 0.0
     for i in range(len(size)):
-        amount = room.basic[i]
+        amount = workspace.basic[i]
         if amount < worst and below_zero(amount, tableaus.inverse[at, i], size, tolerance):
             worst = amount
             leaving = i
@@ -245,10 +245,10 @@ def _leaving(tableaus, at, size, tolerance, room):  # type: ignore[no-untyped-de
 
 
 @piece
-def _entering(tableaus, at, leaving, matrix, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Return the column that keeps all reduced costs nonnegative, or NONE; set ``room.row`` to the leaving row."""
+def _entering(tableaus, at, leaving, matrix, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Return the column that keeps all reduced costs nonnegative, or NONE; set ``workspace.row`` to the leaving row."""
     rows, count = matrix.shape
-    row = room.row
+    row = workspace.row
     set_row(tableaus, at, leaving, matrix, row)
     entering = NONE
     best = np.inf
@@ -265,10 +265,10 @@ def _entering(tableaus, at, leaving, matrix, room):  # type: ignore[no-untyped-d
 
 
 @piece
-def _pivot(tableaus, at, leaving, entering, matrix, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _pivot(tableaus, at, leaving, entering, matrix, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Exchange the two columns in the basis."""
     columns, _, reduced = tableaus
-    basic, row, column = room.basic, room.row, room.column
+    basic, row, column = workspace.basic, workspace.row, workspace.column
     rows, count = matrix.shape
     step = reduced[at, entering] / row[entering]
     for j in range(count + rows):

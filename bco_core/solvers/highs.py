@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime, SolverFailure
 from bco_core.solvers.dual_simplex import INFEASIBLE, OPTIMAL, UNBOUNDED
 from bco_core.solvers.linear_form import Array, LinearForm, LinearProgram
@@ -94,16 +94,16 @@ def run(solver: highspy.Highs, time_limit_seconds: float | None = None) -> Highs
     """
     whole = bool(len(solver.getLp().integrality_))
     if whole:
-        deadline.before_long_work()
-    ends = math.inf if time_limit_seconds is None else monotonic() + time_limit_seconds
-    cut_short = _run_until(solver, ends)
+        deadlines.before_long_work()
+    deadline = math.inf if time_limit_seconds is None else monotonic() + time_limit_seconds
+    cut_short = _run_until(solver, deadline)
     if solver.getModelStatus() in (
         highspy.HighsModelStatus.kUnboundedOrInfeasible,
         highspy.HighsModelStatus.kUnknown,
         highspy.HighsModelStatus.kSolveError,
     ):
         solver.setOptionValue("presolve", "off")
-        cut_short = _run_until(solver, ends)
+        cut_short = _run_until(solver, deadline)
     status = _STATUSES.get(solver.getModelStatus())
     if status is Status.TIME_LIMIT and cut_short:
         raise OutOfTime("the allowed time passed while HiGHS was solving")
@@ -120,9 +120,9 @@ def run(solver: highspy.Highs, time_limit_seconds: float | None = None) -> Highs
     return HighsAnswer(status, info.objective_function_value if solved else np.nan, values, duals, bound)
 
 
-def _run_until(solver: highspy.Highs, ends: float) -> bool:
-    """Run until ``ends`` on the monotonic clock or the deadline in force; return whether the deadline is the sooner."""
-    own, common = ends - monotonic(), deadline.left()
+def _run_until(solver: highspy.Highs, deadline: float) -> bool:
+    """Run until ``deadline`` or the deadline in force; return whether the latter is the sooner."""
+    own, common = deadline - monotonic(), deadlines.seconds_left()
     if min(own, common) < math.inf:
         # HiGHS counts from its first run.
         solver.setOptionValue("time_limit", solver.getRunTime() + max(min(own, common), 1e-3))

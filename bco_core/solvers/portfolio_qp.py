@@ -21,7 +21,7 @@ import daqp
 import numpy as np
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import SolverFailure
 from bco_core.solvers import highs
 from bco_core.solvers.cvar_cuts import tail_mean
@@ -113,7 +113,7 @@ def quick(program: LiftedQP, linear: Array, rows: Array, bounds: Array) -> Array
 
 def least(program: LiftedQP, linear: Array, rows: Array, bounds: Array) -> QPSolution | None:
     """Solve the same by Clarabel to the last digits, with the multipliers of rows; None if there is no solution."""
-    deadline.check()
+    deadlines.check()
     extra = len(program.lower) - program.assets
     hessian = sparse.block_diag([program.hessian, sparse.csc_matrix((extra, extra))], format="csc")
     matrix = sparse.vstack([sparse.eye(len(program.lower)), program.matrix, rows], format="csr")
@@ -133,14 +133,14 @@ def _by_clarabel(hessian: Any, linear: Array, matrix: Any, low: Array, high: Arr
     settings.verbose = False
     settings.max_threads = 1
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
-    if deadline.left() < math.inf:
-        settings.time_limit = max(deadline.left(), 1e-3)
+    if deadlines.seconds_left() < math.inf:
+        settings.time_limit = max(deadlines.seconds_left(), 1e-3)
     cones = [clarabel.ZeroConeT(int(equal.sum())), clarabel.NonnegativeConeT(int(above.sum() + below.sum()))]
     upper = sparse.triu(hessian, format="csc")
     answer = clarabel.DefaultSolver(
         upper, np.asarray(linear, dtype=np.float64), stacked, right, cones, settings
     ).solve()
-    deadline.check()
+    deadlines.check()
     if answer.status not in (clarabel.SolverStatus.Solved, clarabel.SolverStatus.AlmostSolved):
         return None
     return QPSolution(np.array(answer.x), np.array(answer.z)[len(right) - rows :] if rows else np.empty(0))

@@ -34,7 +34,7 @@ from numba.core.options import DefaultOptions
 from numpy.typing import NDArray
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, SolverFailure
 from bco_core.solvers import highs
 from bco_core.solvers.dual_simplex import FAILED, NONE, OPTIMAL, UNBOUNDED, Index, kernel, piece
@@ -172,9 +172,9 @@ class Oracle:
         return OracleSolutions(*answers[:4])
 
     def _solve_chunk(self, pool: VertexPool, costs: Array, answers: OracleAnswers) -> None:
-        with deadline.alarm(None) as stop:
+        with deadlines.alarm(None) as stop:
             solve_all(self._polyhedron, self._unit, self._nudge, costs, pool, answers, stop)
-        deadline.check()
+        deadlines.check()
         if len(pool.vertices) < _capacity(pool):
             self._learn(answers)
 
@@ -202,7 +202,7 @@ class Oracle:
         failed = np.flatnonzero(answers.status == FAILED)
         rows = failed[np.isfinite(costs[failed] * self._unit).all(axis=1)]
         for n in rows:
-            deadline.check()
+            deadlines.check()
             values, status, answers.certified[n] = self._by_highs(costs[n])
             answers.values[n], answers.status[n] = values, status
             answers.objective[n] = -np.inf if status == UNBOUNDED else costs[n] @ values
@@ -214,7 +214,7 @@ class Oracle:
         """Solve one cost (d,) by HiGHS, starting from its last basis: values (d,), status, and whether it is proven."""
         count, rows = len(cost), len(self._polyhedron.lower) - len(cost)
         lower, upper = self._polyhedron.lower[:count], self._polyhedron.upper[:count]
-        nothing, room = np.full(count, np.nan), (np.empty(rows), np.empty(rows))
+        nothing, workspace = np.full(count, np.nan), (np.empty(rows), np.empty(rows))
         scaled = cost * self._unit
         scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(initial=0))[1])
         with self._lock:
@@ -228,12 +228,12 @@ class Oracle:
                 _, has_ray, ray = self._model.getPrimalRay()  # type: ignore[attr-defined]
                 # HiGHS gives no ray for columns without entries in any row.
                 down = -np.sign(scaled) * np.isinf(np.where(scaled > 0, lower, upper))
-                proven = proves_unbounded(self._polyhedron, scaled, np.array(ray) if has_ray else down, *room)
+                proven = proves_unbounded(self._polyhedron, scaled, np.array(ray) if has_ray else down, *workspace)
                 return nothing, UNBOUNDED, bool(proven)
             if answer.status is not Status.OPTIMAL:
                 return nothing, FAILED, False
         values = answer.values.copy()
-        proven = certify(self._polyhedron, scaled, values, answer.duals, *room)
+        proven = certify(self._polyhedron, scaled, values, answer.duals, *workspace)
         return values * self._unit, OPTIMAL, bool(proven)
 
 
@@ -255,12 +255,12 @@ def _first_pool(polyhedron: Polyhedron, unit: Array, status: Bases) -> VertexPoo
     rows, width = len(polyhedron.lower) - count, int(movable.sum())
     if rows * (rows + width) > _LARGEST:
         return None
-    tableau, room = tableau_of(rows, count, width), workspace_of(rows, count, width)
+    tableau, workspace = tableau_of(rows, count, width), workspace_of(rows, count, width)
     tableau.status[:] = status
-    if not factorise(polyhedron, tableau, room):
+    if not factorise(polyhedron, tableau, workspace):
         return None
-    room.reduced[:] = 0.0
-    drop_fixed(polyhedron, tableau, room)
+    workspace.reduced[:] = 0.0
+    drop_fixed(polyhedron, tableau, workspace)
     width = int((movable & (tableau.status != BASIC)).sum())
     return _entry(polyhedron, unit, tableau.status, width)
 
@@ -323,7 +323,7 @@ def solve_all(
     costs: Array,
     pool: VertexPool,
     answers: OracleAnswers,
-    stop: deadline.Flag,
+    stop: deadlines.Flag,
 ) -> None:
     """Write the answer for each of ``costs`` (n, d), starting from the basis of the pool whose vertex costs least.
 
@@ -332,24 +332,24 @@ def solve_all(
     _, rows, width = pool.table.shape
     shape = int(rows), costs.shape[1], int(width)
     across = np.ascontiguousarray(pool.vertices.T)
-    own, room, prices = tableau_of(*shape), workspace_of(*shape), np.empty(len(pool.vertices))
-    _solve_costs(polyhedron, unit, nudge, costs, pool, across, answers, own, room, prices, stop)
+    own, workspace, prices = tableau_of(*shape), workspace_of(*shape), np.empty(len(pool.vertices))
+    _solve_costs(polyhedron, unit, nudge, costs, pool, across, answers, own, workspace, prices, stop)
 
 
 @loop
-def _solve_costs(polyhedron, unit, nudge, costs, pool, across, answers, own, room, prices, stop):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Loop of :func:`solve_all`; ``across`` (d, P) are the pool's vertices; ``own``, ``room`` and ``prices`` (P,) are
-    scratch."""
+def _solve_costs(polyhedron, unit, nudge, costs, pool, across, answers, own, workspace, prices, stop):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Loop of :func:`solve_all`; ``across`` (d, P) are the pool's vertices; ``own``, ``workspace`` and ``prices`` (P,)
+    are scratch."""
     total, count = costs.shape
     rows = pool.table.shape[1]
     for n in range(total):
         if stop[0]:
             break
-        if not _take_cost(costs[n], unit, nudge, room):
+        if not _take_cost(costs[n], unit, nudge, workspace):
             continue
         at = _closest(across, costs[n], prices)
         _copy_basis(pool, at, own)
-        status, proven, pivots = _solve_cost(polyhedron, own, pool.inverse[at], room, answers.values[n], stop)
+        status, proven, pivots = _solve_cost(polyhedron, own, pool.inverse[at], workspace, answers.values[n], stop)
         answers.status[n] = status
         answers.certified[n] = proven
         answers.pivots[n] = pivots
@@ -368,22 +368,22 @@ def _solve_costs(polyhedron, unit, nudge, costs, pool, across, answers, own, roo
 
 
 @piece
-def _take_cost(cost, unit, nudge, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _take_cost(cost, unit, nudge, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Set the cost in the kernel's units, scaled by a power of two to at most one; return whether it is finite."""
     largest = 0.0
     finite = True
     for j in range(len(cost)):
         amount = cost[j] * unit[j]
-        room.cost[j] = amount
+        workspace.cost[j] = amount
         if not abs(amount) < np.inf:
             finite = False
         largest = max(largest, abs(amount))
     if finite and largest > 0.0:
         factor = math.ldexp(1.0, -max(min(math.frexp(largest)[1], 1000), -1000))
         for j in range(len(cost)):
-            room.cost[j] *= factor
+            workspace.cost[j] *= factor
     for j in range(len(cost)):
-        room.nudged[j] = room.cost[j] + nudge[j]
+        workspace.nudged[j] = workspace.cost[j] + nudge[j]
     return finite
 
 
@@ -416,7 +416,7 @@ def _copy_basis(pool, at, own):  # type: ignore[no-untyped-def]  # pragma: no co
 
 
 @piece
-def _solve_cost(polyhedron, own, inverse, room, values, stop):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _solve_cost(polyhedron, own, inverse, workspace, values, stop):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Pivot to a proven optimum or a proven ray; return the status, whether it is proven, and the pivots."""
     most = PIVOTS_PER_ROW * len(own.basic) + PIVOTS_MORE
     left = most
@@ -424,95 +424,95 @@ def _solve_cost(polyhedron, own, inverse, room, values, stop):  # type: ignore[n
     exact = False
     status = FAILED
     proven = False
-    price_slots(own, room.nudged, room)
+    price_slots(own, workspace.nudged, workspace)
     rounds = 0
     while left > 0 and rounds < _ROUNDS:
         tolerance = _EXACT_TOLERANCE if exact else _NUDGED_TOLERANCE
-        outcome, pivots, left, slot = pivot_until_done(polyhedron, own, room, tolerance, pivots, left, stop)
+        outcome, pivots, left, slot = pivot_until_done(polyhedron, own, workspace, tolerance, pivots, left, stop)
         if outcome == FAILED:
             break
         if outcome == STALE:
-            if not factorise(polyhedron, own, room):
+            if not factorise(polyhedron, own, workspace):
                 break
             inverse = own.inverse
             pivots = 0
-            price_slots(own, room.cost if exact else room.nudged, room)
+            price_slots(own, workspace.cost if exact else workspace.nudged, workspace)
             continue
         if outcome == UNBOUNDED:
-            _set_ray(own, slot, room)
-            if proves_unbounded(polyhedron, room.cost, room.ray, room.activity, room.terms):
+            _set_ray(own, slot, workspace)
+            if proves_unbounded(polyhedron, workspace.cost, workspace.ray, workspace.activity, workspace.terms):
                 status = UNBOUNDED
                 proven = True
                 break
         rounds += 1
-        set_dual(own, inverse, room.cost, pivots, room)
+        set_dual(own, inverse, workspace.cost, pivots, workspace)
         if outcome == OPTIMAL:
             set_values(polyhedron, own, values)
-            if certify_plainly(polyhedron, room.cost, values, room.dual, room.activity):
+            if certify_plainly(polyhedron, workspace.cost, values, workspace.dual, workspace.activity):
                 status = OPTIMAL
                 proven = True
                 break
-        right = _price_again(polyhedron, own, room)
+        right = _price_again(polyhedron, own, workspace)
         exact = True
         if outcome == OPTIMAL and right:
-            if certify(polyhedron, room.cost, values, room.dual, room.activity, room.terms):
+            if certify(polyhedron, workspace.cost, values, workspace.dual, workspace.activity, workspace.terms):
                 status = OPTIMAL
                 proven = True
                 break
-            if pivots == 0 or not factorise(polyhedron, own, room):
+            if pivots == 0 or not factorise(polyhedron, own, workspace):
                 break
             inverse = own.inverse
             pivots = 0
-            price_slots(own, room.cost, room)
+            price_slots(own, workspace.cost, workspace)
     return status, proven, most - left
 
 
 @piece
-def _set_ray(own, slot, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Set ``room.ray`` to the direction in which the slot's column moves."""
-    step = 1.0 if room.reduced[slot] < 0.0 else -1.0
-    count = len(room.ray)
+def _set_ray(own, slot, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Set ``workspace.ray`` to the direction in which the slot's column moves."""
+    step = 1.0 if workspace.reduced[slot] < 0.0 else -1.0
+    count = len(workspace.ray)
     for j in range(count):
-        room.ray[j] = 0.0
+        workspace.ray[j] = 0.0
     if own.slots[slot] < count:
-        room.ray[own.slots[slot]] = step
+        workspace.ray[own.slots[slot]] = step
     for i in range(len(own.basic)):
         if own.basic[i] < count and abs(own.table[i, slot]) > _RAY_ENTRY:
-            room.ray[own.basic[i]] = -step * own.table[i, slot]
+            workspace.ray[own.basic[i]] = -step * own.table[i, slot]
 
 
 @piece
-def _price_again(polyhedron, own, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _price_again(polyhedron, own, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Recompute reduced costs from A, the unperturbed costs and their dual prices; return whether all have the right
     sign up to rounding.
 
     Reduced costs of the size of rounding become zero: they are not worth a pivot.
     """
-    count = len(room.cost)
+    count = len(workspace.cost)
     largest = 0.0
-    for i in range(len(room.dual)):
-        largest = max(largest, abs(room.dual[i]))
+    for i in range(len(workspace.dual)):
+        largest = max(largest, abs(workspace.dual[i]))
     right = True
     for k in range(len(own.slots)):
         j = own.slots[k]
-        room.reduced[k] = 0.0
+        workspace.reduced[k] = 0.0
         if j == NONE:
             continue
         room_for = _EXACT_ERROR * largest
         if j < count:
-            price = room.cost[j]
+            price = workspace.cost[j]
             room_for += _EXACT * abs(price)
             for at in range(polyhedron.begins[j], polyhedron.begins[j + 1]):
-                part = polyhedron.entries[at] * room.dual[polyhedron.places[at]]
+                part = polyhedron.entries[at] * workspace.dual[polyhedron.places[at]]
                 price -= part
                 room_for += _EXACT_ROUNDING * abs(part)
         else:
-            price = room.dual[j - count]
+            price = workspace.dual[j - count]
         wrong = -price
         if own.status[j] == UPPER or (own.status[j] == ZERO and wrong < 0.0):
             wrong = -wrong
         if not 0.0 <= wrong <= room_for:
-            room.reduced[k] = price
+            workspace.reduced[k] = price
             right = right and wrong < 0.0
     return right
 
@@ -530,7 +530,7 @@ def set_values(polyhedron, own, values):  # type: ignore[no-untyped-def]  # prag
 
 
 @piece
-def pivot_until_done(polyhedron, tableau, room, tolerance, pivots, most, stop):  # type: ignore[no-untyped-def]  # pragma: no cover
+def pivot_until_done(polyhedron, tableau, workspace, tolerance, pivots, most, stop):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Pivot until no reduced cost is below −``tolerance``; ``pivots`` etas are stored already.
 
     Return an outcome, the number of etas stored, the pivots left and the slot priced last. The outcome is OPTIMAL;
@@ -542,23 +542,23 @@ def pivot_until_done(polyhedron, tableau, room, tolerance, pivots, most, stop): 
     slot = NONE
     while most > 0:
         most -= 1
-        slot = _entering(status, slots, room.reduced, tolerance, stalls > _STALLS)
+        slot = _entering(status, slots, workspace.reduced, tolerance, stalls > _STALLS)
         if slot == NONE:
             outcome = OPTIMAL
             break
         if pivots == REFRESH:
             outcome = STALE
             break
-        up = room.reduced[slot] < 0.0
-        row, step, touched = _leaving(polyhedron, tableau, room, slot, up, stalls > _STALLS)
+        up = workspace.reduced[slot] < 0.0
+        row, step, touched = _leaving(polyhedron, tableau, workspace, slot, up, stalls > _STALLS)
         if row == NONE and not step < np.inf:
             outcome = UNBOUNDED
             break
         stalls = 0 if step > 0.0 else stalls + 1
         if row == NONE:
-            _flip(tableau, room, slot, step if up else -step, touched)
+            _flip(tableau, workspace, slot, step if up else -step, touched)
         else:
-            _pivot(polyhedron, tableau, room, slot, row, step if up else -step, pivots, touched)
+            _pivot(polyhedron, tableau, workspace, slot, row, step if up else -step, pivots, touched)
             pivots += 1
         if most % REFRESH == 0 and stop[0]:
             break
@@ -587,14 +587,14 @@ def _entering(status, slots, reduced, tolerance, by_number):  # type: ignore[no-
 
 
 @piece
-def _leaving(polyhedron, tableau, room, slot, up, by_number):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _leaving(polyhedron, tableau, workspace, slot, up, by_number):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Return the row that ends a step along ``slot``, the step's length, and how many rows it touches.
 
     The row is NONE if the column's own other bound ends the step, or if nothing does. Among rows that nearly tie for
-    the first, it is the one with the largest entry (Harris), or with the lowest column (Bland). ``room.touched`` lists
-    the rows.
+    the first, it is the one with the largest entry (Harris), or with the lowest column (Bland). ``workspace.touched``
+    lists the rows.
     """
-    level, basic, rows = tableau.level, tableau.basic, room.touched
+    level, basic, rows = tableau.level, tableau.basic, workspace.touched
     j = tableau.slots[slot]
     own = polyhedron.upper[j] - polyhedron.lower[j]
     touched = _touch(tableau.table, slot, rows)
@@ -638,23 +638,23 @@ def _touch(table, slot, rows):  # type: ignore[no-untyped-def]  # pragma: no cov
 
 
 @piece
-def _flip(tableau, room, slot, step, touched):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _flip(tableau, workspace, slot, step, touched):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Move a column to its other bound."""
     for k in range(touched):
-        i = room.touched[k]
+        i = workspace.touched[k]
         tableau.level[i] -= step * tableau.table[i, slot]
     j = tableau.slots[slot]
     tableau.status[j] = UPPER if tableau.status[j] == LOWER else LOWER
 
 
 @piece
-def _pivot(polyhedron, tableau, room, slot, row, step, pivots, touched):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _pivot(polyhedron, tableau, workspace, slot, row, step, pivots, touched):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Move the slot's column by ``step`` and make it basic in ``row``; the variable that was basic there leaves at a
     bound."""
     status, basic, slots, table, _, level = tableau
-    eta, reduced, rows = room.etas[pivots], room.reduced, room.touched
+    eta, reduced, rows = workspace.etas[pivots], workspace.reduced, workspace.touched
     width = table.shape[1]
-    room.eta_rows[pivots] = row
+    workspace.eta_rows[pivots] = row
     entering, leaving = slots[slot], basic[row]
     value = rest_of(polyhedron, status, entering) + step
     for i in range(len(eta)):
@@ -693,7 +693,7 @@ def _pivot(polyhedron, tableau, room, slot, row, step, pivots, touched):  # type
 
 
 @kernel
-def drop_fixed(polyhedron, tableau, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def drop_fixed(polyhedron, tableau, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Replace fixed columns in the basis by others where possible; the vertex does not change."""
     for i in range(len(tableau.basic)):
         if not polyhedron.lower[tableau.basic[i]] < polyhedron.upper[tableau.basic[i]]:
@@ -704,8 +704,8 @@ def drop_fixed(polyhedron, tableau, room):  # type: ignore[no-untyped-def]  # pr
                     largest = abs(tableau.table[i, k])
                     chosen = k
             if chosen != NONE:
-                touched = _touch(tableau.table, chosen, room.touched)
-                _pivot(polyhedron, tableau, room, chosen, i, 0.0, 0, touched)
+                touched = _touch(tableau.table, chosen, workspace.touched)
+                _pivot(polyhedron, tableau, workspace, chosen, i, 0.0, 0, touched)
 
 
 class Tableau(NamedTuple):
@@ -794,11 +794,11 @@ def _set_column(polyhedron, inverse, j, column):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def factorise(polyhedron, tableau, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def factorise(polyhedron, tableau, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Compute the tableau from ``status``; return whether that is a basis whose vertex keeps all bounds."""
     status, basic, slots, table, inverse, _ = tableau
     rows, count = len(basic), len(polyhedron.begins) - 1
-    column = room.activity
+    column = workspace.activity
     for i in range(rows):
         basic[i] = NONE
         for k in range(rows):
@@ -852,7 +852,7 @@ def factorise(polyhedron, tableau, room):  # type: ignore[no-untyped-def]  # pra
             _set_column(polyhedron, inverse, slots[k], column)
             for i in range(rows):
                 table[i, k] = column[i]
-    return _set_level(polyhedron, tableau, column, room.terms)
+    return _set_level(polyhedron, tableau, column, workspace.terms)
 
 
 @piece
@@ -902,32 +902,32 @@ def add_rows(weights, matrix, total):  # type: ignore[no-untyped-def]  # pragma:
 
 
 @piece
-def price_slots(tableau, cost, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def price_slots(tableau, cost, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Set the reduced costs of slots from the tableau; activities cost nothing."""
     count = len(cost)
-    for k in range(len(room.reduced)):
+    for k in range(len(workspace.reduced)):
         j = tableau.slots[k]
-        room.reduced[k] = cost[j] if 0 <= j < count else 0.0
+        workspace.reduced[k] = cost[j] if 0 <= j < count else 0.0
     for i in range(len(tableau.basic)):
         j = tableau.basic[i]
-        room.activity[i] = -cost[j] if j < count else 0.0
-    add_rows(room.activity, tableau.table, room.reduced)
+        workspace.activity[i] = -cost[j] if j < count else 0.0
+    add_rows(workspace.activity, tableau.table, workspace.reduced)
 
 
 @piece
-def set_dual(tableau, inverse, cost, pivots, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Set ``room.dual`` to c_B'B⁻¹, from the start's ``inverse`` and the pivots since."""
-    dual, price = room.dual, room.activity
+def set_dual(tableau, inverse, cost, pivots, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Set ``workspace.dual`` to c_B'B⁻¹, from the start's ``inverse`` and the pivots since."""
+    dual, price = workspace.dual, workspace.activity
     rows, count = len(dual), len(cost)
     for i in range(rows):
         price[i] = cost[tableau.basic[i]] if tableau.basic[i] < count else 0.0
         dual[i] = 0.0
     for back in range(pivots):
         e = pivots - 1 - back
-        at = room.eta_rows[e]
-        pivot = room.etas[e, at]
+        at = workspace.eta_rows[e]
+        pivot = workspace.etas[e, at]
         amount = price[at] * (1.0 + pivot)
         for i in range(rows):
-            amount -= price[i] * room.etas[e, i]
+            amount -= price[i] * workspace.etas[e, i]
         price[at] = amount / pivot
     add_rows(price, inverse, dual)

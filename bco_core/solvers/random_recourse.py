@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.solvers import highs
 from bco_core.solvers.basis_certificate import (
     SHARP,
@@ -173,7 +173,7 @@ class RandomRecourse:
         )
         done, chunk = 0, _CHUNK if len(self.pool.columns) > _FIRST_CHUNK else _FIRST_CHUNK
         while done < total:
-            deadline.check()
+            deadlines.check()
             at = slice(done, done + chunk)
             self._solve_chunk(pairs.part(at), answers.part(at), None if tableaus is None else _part(tableaus, at))
             done, chunk = done + chunk, min(_GROWTH * chunk, _CHUNK)
@@ -185,16 +185,16 @@ class RandomRecourse:
         pool, program = self.pool, arrays_of(self.form)
         directions = _directions(pairs)
         start = (directions @ pool.directions.T).argmax(axis=1)
-        room = (
+        workspace = (
             Tableaus(np.empty((1, rows), dtype=np.int64), np.empty((1, rows, rows)), np.empty((1, count + rows)))
             if tableaus is None
             else tableaus
         )
         lift = np.random.default_rng(1).uniform(0.5, 1.0, rows)
-        _solve_all(pairs, start, pool, program, lift, TOLERANCE, room, tableaus is not None, answers)
+        _solve_all(pairs, start, pool, program, lift, TOLERANCE, workspace, tableaus is not None, answers)
         failed = np.flatnonzero(answers.status == FAILED)
         for row in failed:
-            deadline.check()
+            deadlines.check()
             self._by_highs(pairs, int(row), answers)
         new = (answers.status == OPTIMAL) & (answers.columns != pool.columns[start]).any(axis=1)
         self._learn(answers.columns[new], directions[new], len(failed))
@@ -263,35 +263,37 @@ def _solve_all(pairs, start, pool, program, lift, tolerance, tableaus, keep, ans
     total, rows = pairs.rhs.shape
     matrix = program.matrix
     columns = matrix.shape[1] + rows
-    room = PivotWorkspace(np.empty(rows), np.empty(columns), np.empty(rows), np.empty(columns))
+    workspace = PivotWorkspace(np.empty(rows), np.empty(columns), np.empty(rows), np.empty(columns))
     for n in range(total):
         at = n if keep else 0
         rhs, size, dual, basis = pairs.rhs[n], pairs.size[n], answers.dual[n], answers.columns[n]
         _copy(pool, start[n], tableaus, at)
         status, number = make_dual_feasible(
-            tableaus, at, rhs, size, matrix, pairs.perturbed[n], pairs.least_cost[n], lift, room
+            tableaus, at, rhs, size, matrix, pairs.perturbed[n], pairs.least_cost[n], lift, workspace
         )
         if status == UNBOUNDED and not proves_unbounded(
-            tableaus.columns[at], number, matrix, pairs.cost[n], pairs.least_cost[n], room
+            tableaus.columns[at], number, matrix, pairs.cost[n], pairs.least_cost[n], workspace
         ):
             status = FAILED
-        if status == OPTIMAL and not is_optimal(tableaus.inverse[at], rhs, size, tolerance, room.basic):
-            status, number = continue_dual_simplex(tableaus, at, size, matrix, tolerance, room)
-            if status == INFEASIBLE and not proves_infeasible(tableaus.inverse[at, number], matrix, rhs, size, room):
+        if status == OPTIMAL and not is_optimal(tableaus.inverse[at], rhs, size, tolerance, workspace.basic):
+            status, number = continue_dual_simplex(tableaus, at, size, matrix, tolerance, workspace)
+            if status == INFEASIBLE and not proves_infeasible(
+                tableaus.inverse[at, number], matrix, rhs, size, workspace
+            ):
                 status = FAILED
         for i in range(rows):
             basis[i] = tableaus.columns[at, i]
         if status == OPTIMAL:
             set_dual(basis, tableaus.inverse[at], pairs.cost[n], dual)
             own = FormArrays(matrix, program.transposed, pairs.cost[n], pairs.least_cost[n])
-            if certify(basis, tableaus.inverse[at], room.basic, dual, rhs, size, own, room):
+            if certify(basis, tableaus.inverse[at], workspace.basic, dual, rhs, size, own, workspace):
                 amount = 0.0
                 for k in range(rows):
                     amount += dual[k] * rhs[k]
                 answers.value[n] = amount
                 for i in range(rows):
                     if basis[i] < matrix.shape[1]:
-                        answers.primal[n, basis[i]] = room.basic[i]
+                        answers.primal[n, basis[i]] = workspace.basic[i]
             else:
                 status = FAILED
         else:
@@ -314,28 +316,28 @@ def _copy(pool, start, tableaus, at):  # type: ignore[no-untyped-def]  # pragma:
 
 
 @piece
-def make_dual_feasible(tableaus, at, rhs, size, matrix, cost, least_cost, lift, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def make_dual_feasible(tableaus, at, rhs, size, matrix, cost, least_cost, lift, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Pivot basis ``at`` in place until it is dual feasible for ``cost`` (N,), and recompute its reduced costs.
 
     ``lift`` (m,) are numbers between 0.5 and 1. Return OPTIMAL and the number of pivots; UNBOUNDED and the column along
-    which the cost is unbounded, with B⁻¹ times it in ``room.column``; or FAILED after too many pivots.
+    which the cost is unbounded, with B⁻¹ times it in ``workspace.column``; or FAILED after too many pivots.
     """
     most = _PIVOTS_PER_ROW * len(rhs) + _PIVOTS_MORE
-    set_reduced(tableaus, at, matrix, cost, room)
+    set_reduced(tableaus, at, matrix, cost, workspace)
     entering = _entering(tableaus, at, cost, least_cost)
     if entering == NONE:
         _clear(tableaus, at)
         return OPTIMAL, 0
-    unit = _lift_basic(tableaus, at, rhs, size, lift, room)
+    unit = _lift_basic(tableaus, at, rhs, size, lift, workspace)
     for pivots in range(1, most):
-        leaving = _leaving(tableaus, at, entering, matrix, unit, room)
+        leaving = _leaving(tableaus, at, entering, matrix, unit, workspace)
         if leaving == NONE:
             return UNBOUNDED, entering
-        _pivot(tableaus, at, leaving, entering, matrix, unit, lift, room)
+        _pivot(tableaus, at, leaving, entering, matrix, unit, lift, workspace)
         entering = _entering(tableaus, at, cost, least_cost)
         if entering == NONE:
             # Updates have left rounding in the reduced costs; recompute them to see whether this is the end.
-            set_reduced(tableaus, at, matrix, cost, room)
+            set_reduced(tableaus, at, matrix, cost, workspace)
             entering = _entering(tableaus, at, cost, least_cost)
             if entering == NONE:
                 _clear(tableaus, at)
@@ -344,10 +346,10 @@ def make_dual_feasible(tableaus, at, rhs, size, matrix, cost, least_cost, lift, 
 
 
 @piece
-def set_reduced(tableaus, at, matrix, cost, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def set_reduced(tableaus, at, matrix, cost, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Compute the reduced costs of basis ``at`` from scratch."""
     rows, count = matrix.shape
-    dual = room.column
+    dual = workspace.column
     for k in range(rows):
         dual[k] = 0.0
     for i in range(rows):
@@ -391,8 +393,8 @@ def _entering(tableaus, at, cost, least_cost):  # type: ignore[no-untyped-def]  
 
 
 @piece
-def _lift_basic(tableaus, at, rhs, size, lift, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Set ``room.basic`` to max(B⁻¹b, 0) plus a small amount; return the unit of that amount."""
+def _lift_basic(tableaus, at, rhs, size, lift, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Set ``workspace.basic`` to max(B⁻¹b, 0) plus a small amount; return the unit of that amount."""
     rows = len(rhs)
     unit = 0.0
     for i in range(rows):
@@ -401,38 +403,38 @@ def _lift_basic(tableaus, at, rhs, size, lift, room):  # type: ignore[no-untyped
         for k in range(rows):
             amount += tableaus.inverse[at, i, k] * rhs[k]
             scale += abs(tableaus.inverse[at, i, k]) * size[k]
-        room.basic[i] = max(amount, 0.0)
+        workspace.basic[i] = max(amount, 0.0)
         unit = max(unit, scale)
     unit = _LIFT * unit if unit > 0.0 else 1.0
     for i in range(rows):
-        room.basic[i] += unit * lift[i]
+        workspace.basic[i] += unit * lift[i]
     return unit
 
 
 @piece
-def _leaving(tableaus, at, entering, matrix, unit, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _leaving(tableaus, at, entering, matrix, unit, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Return the row with the largest entry among those that nearly tie for reaching zero first, or NONE."""
     rows = len(matrix)
-    column = room.column
+    column = workspace.column
     set_column(tableaus, at, entering, matrix, column)
     furthest = np.inf
     for i in range(rows):
         if column[i] > _LEAST_PIVOT:
-            furthest = min(furthest, (room.basic[i] + 0.1 * unit) / column[i])
+            furthest = min(furthest, (workspace.basic[i] + 0.1 * unit) / column[i])
     leaving = NONE
     largest = 0.0
     for i in range(rows):
-        if column[i] > max(_LEAST_PIVOT, largest) and room.basic[i] <= furthest * column[i]:
+        if column[i] > max(_LEAST_PIVOT, largest) and workspace.basic[i] <= furthest * column[i]:
             largest = column[i]
             leaving = i
     return leaving
 
 
 @piece
-def _pivot(tableaus, at, leaving, entering, matrix, unit, lift, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _pivot(tableaus, at, leaving, entering, matrix, unit, lift, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Exchange the two columns in the basis."""
     columns, _, reduced = tableaus
-    basic, row, column = room.basic, room.row, room.column
+    basic, row, column = workspace.basic, workspace.row, workspace.column
     rows, count = matrix.shape
     set_row(tableaus, at, leaving, matrix, row)
     pivot = column[leaving]
@@ -450,20 +452,20 @@ def _pivot(tableaus, at, leaving, entering, matrix, unit, lift, room):  # type: 
 
 
 @piece
-def proves_unbounded(columns, entering, matrix, cost, least_cost, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Return whether the ray r, ``entering`` minus ``room.column`` in the basis, proves that the cost is unbounded:
-    r ≥ 0, A r ≥ 0 and c'r < 0."""
+def proves_unbounded(columns, entering, matrix, cost, least_cost, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Return whether the ray r, ``entering`` minus ``workspace.column`` in the basis, proves that the cost is
+    unbounded: r ≥ 0, A r ≥ 0 and c'r < 0."""
     rows, count = matrix.shape
-    ray = room.row
+    ray = workspace.row
     for j in range(count):
         ray[j] = 0.0
     if entering < count:
         ray[entering] = 1.0
     largest = 1.0
     for i in range(rows):
-        largest = max(largest, abs(room.column[i]))
+        largest = max(largest, abs(workspace.column[i]))
         if columns[i] < count:
-            ray[columns[i]] -= room.column[i]
+            ray[columns[i]] -= workspace.column[i]
     proof = True
     total = 0.0
     terms = 0.0

@@ -27,10 +27,10 @@ from rich.console import Console
 from app.child_processes import PYTHON
 from app.commands.serve import LocalService
 from app.demo import MORNINGS, bakery_rows, example_problem
-from benchmarks.bench import weapons
+from benchmarks.bench import attack_payloads
 from benchmarks.bench.attacks import ATTACKS, Answers, Target
+from benchmarks.bench.latency_probe import LatencyProbe
 from benchmarks.bench.serving import train
-from benchmarks.bench.watcher import Watcher
 
 ATTACK_SECONDS = 8.0
 # Longest wait for pending work to end, both before the next attack and before calls in flight are counted.
@@ -94,8 +94,8 @@ def _measure(names: list[str], seconds: float, console: Console) -> dict[str, An
             prepared = prepare(service, settings, console)
             memory, result = Memory(service), {}
             with (
-                Watcher("GET", f"{service.url}/livez") as livez,
-                Watcher("POST", prepared["address"], prepared["tenant"], {"contexts": MORNINGS[:1]}) as tenant,
+                LatencyProbe("GET", f"{service.url}/livez") as livez,
+                LatencyProbe("POST", prepared["address"], prepared["tenant"], {"contexts": MORNINGS[:1]}) as tenant,
             ):
                 for name in names:
                     console.print(f"attack: {name}")
@@ -104,7 +104,7 @@ def _measure(names: list[str], seconds: float, console: Console) -> dict[str, An
                     _until_calm(service.url)
             leaked = _places(service.url, prepared["tenant"])
             peak = memory.stop()
-            orphans = _killed(service)
+            orphans = _count_orphans(service)
     return {
         "livez_worst_ms": max(one["livez_worst_ms"] for one in result.values()),
         "api_peak_mb": peak,
@@ -130,7 +130,7 @@ def prepare(service: LocalService, settings: dict[str, str], console: Console) -
         theirs = _posterior(tenant, example_problem(), _history())
     with _client(service, keys["trainer"]) as attacker:
         posterior = _posterior(attacker, example_problem(), _history())
-        whole = _posterior(attacker, weapons.trucks(), weapons.loads())
+        whole = _posterior(attacker, attack_payloads.trucks(), attack_payloads.loads())
     return {
         "target": lambda seconds: Target(service.port, keys["reader"], keys["trainer"], posterior, whole, seconds),
         "tenant": {"Authorization": f"Bearer {keys['tenant']}"},
@@ -165,15 +165,15 @@ def _attack(
     attack: Callable[[Target], Answers],
     target: Callable[[float], Target],
     seconds: float,
-    livez: Watcher,
-    tenant: Watcher,
+    livez: LatencyProbe,
+    tenant: LatencyProbe,
 ) -> dict[str, Any]:
-    livez.seen()
-    tenant.seen()
+    livez.new_latencies()
+    tenant.new_latencies()
     began = time.monotonic()
     heard = attack(target(seconds))
     took = time.monotonic() - began
-    alive, served = livez.seen(), sorted(tenant.seen())
+    alive, served = livez.new_latencies(), sorted(tenant.new_latencies())
     return {
         "livez_worst_ms": _ms(max(alive)),
         "other_tenant_p99_ms": _ms(served[math.ceil(0.99 * len(served)) - 1]),
@@ -205,13 +205,15 @@ def _places(url: str, headers: dict[str, str]) -> int:
     with httpx.Client(headers=headers, timeout=60) as client:
         while held and time.monotonic() < end:
             text = client.get(f"{url}/metrics").text
-            values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(weapons.IN_FLIGHT)]
+            values = [
+                line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(attack_payloads.IN_FLIGHT)
+            ]
             held = int(sum(map(float, values)))
             time.sleep(0.2)
     return held
 
 
-def _killed(service: LocalService) -> int:
+def _count_orphans(service: LocalService) -> int:
     """Kill the supervisor and return how many of its processes still run half a minute later."""
     everyone = family(service)
     if service.process is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.bench import weapons
+from benchmarks.bench import attack_payloads
 
 ATTACKER = "127.0.0.2"
 
@@ -118,25 +118,25 @@ def stalled_bodies(target: Target) -> Answers:
 
 
 def json_without_authority(target: Target) -> Answers:
-    body = weapons.json_of_keys(30_000_000)
+    body = attack_payloads.json_of_keys(30_000_000)
     headers = {"Content-Type": "application/json"}
     return target.many(4, lambda: target.post("/v1/jobs", target.reader, content=body, headers=headers))
 
 
 def json_of_mistakes(target: Target) -> Answers:
-    body = weapons.json_of_keys(3_500_000)
+    body = attack_payloads.json_of_keys(3_500_000)
     headers = {"Content-Type": "application/json"}
     return target.many(4, lambda: target.post("/v1/problems", target.trainer, content=body, headers=headers))
 
 
 def json_of_rows(target: Target) -> Answers:
-    body = weapons.json_of_rows(450_000)
+    body = attack_payloads.json_of_rows(450_000)
     headers = {"Content-Type": "application/json"}
     return target.many(2, lambda: target.post("/v1/datasets", target.trainer, content=body, headers=headers))
 
 
 def parquet_bomb(target: Target) -> Answers:
-    file = {"file": ("bomb.parquet", weapons.parquet_bomb())}
+    file = {"file": ("bomb.parquet", attack_payloads.parquet_bomb())}
     form = {"name": "bomb", "outcomes": "demand"}
     return target.many(2, lambda: target.post("/v1/datasets/upload", target.trainer, 60, data=form, files=file))
 
@@ -149,7 +149,7 @@ def bad_lines(target: Target) -> Answers:
 
 def many_parts(target: Target) -> Answers:
     path = f"/v1/posteriors/{target.posterior}/batch-prescriptions/upload"
-    file = {"file": ("days.csv", weapons.mornings(4_000))}
+    file = {"file": ("days.csv", attack_payloads.mornings(4_000))}
     heard: Answers = Counter()
     with target.client(target.trainer, 60) as client:
         made = client.post(path, data={"scenarios": "2000"}, files=file)
@@ -167,7 +167,7 @@ def whole_numbers_nobody_waits_for(target: Target) -> Answers:
 
 
 def large_problems(target: Target) -> Answers:
-    body = weapons.large_problem()
+    body = attack_payloads.large_problem()
     headers = {"Content-Type": "application/json"}
     return target.many(12, lambda: target.post("/v1/problems", target.trainer, content=body, headers=headers))
 

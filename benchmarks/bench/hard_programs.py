@@ -102,7 +102,7 @@ def _wrong_whole(
 
     It is wrong if the exact cost of its decision is not the stated one, or if HiGHS knows a better decision.
     """
-    exact = exact_optimum(program.held(decision, whole))
+    exact = exact_optimum(program.with_fixed_decision(decision, whole))
     if exact is None or abs(float(exact) - ours) > room:
         return True
     return truth is not None and truth < ours - room

@@ -3,7 +3,7 @@
 The service is a real ``bco serve`` on a fresh SQLite file. The clients run in this process, on the same machine. Some
 figures depend less on the speed of the machine: ``overhead_ms`` is the time of a call over HTTP minus its time in the
 core; ``batching_gain`` is the throughput of 32 clients with batching divided by that without; ``vs_plain`` is the
-requests per second divided by those of :mod:`benchmarks.bench.plain`.
+requests per second divided by those of :mod:`benchmarks.bench.baseline_endpoint`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ def run(as_json: bool, seconds: float = SECONDS) -> Figures:
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{Path(folder) / 'bench.db'}"
-        figures, posterior = _together(database, seconds, console)
+        figures, posterior = _measure_batched(database, seconds, console)
         console.print(f"{_MOST} clients, each call decided alone")
-        with LocalService(BCO_DATABASE_URL=database, BCO_MAX_PRESCRIPTIONS="256", BCO_MAX_TOGETHER="1") as service:
+        with LocalService(
+            BCO_DATABASE_URL=database, BCO_MAX_PRESCRIPTIONS="256", BCO_MAX_BATCHED_CONTEXTS="1"
+        ) as service:
             alone = asyncio.run(load(_address(service, posterior), _BODIES, _MOST, seconds))
     console.print(f"{_MOST} clients of a plain endpoint")
-    plain = _plain(seconds)
+    plain = _measure_baseline(seconds)
     together = figures[f"idle_{_MOST}"]
     figures |= {
         "clients32_rps": together["requests_per_s"],
@@ -71,14 +73,14 @@ def run(as_json: bool, seconds: float = SECONDS) -> Figures:
     return figures
 
 
-def _together(database: str, seconds: float, console: Console) -> tuple[Figures, str]:
+def _measure_batched(database: str, seconds: float, console: Console) -> tuple[Figures, str]:
     """Return the figures of the service with batching, and the id of the posterior that prescribes."""
     with (
         LocalService(BCO_DATABASE_URL=database, BCO_MAX_PRESCRIPTIONS="256") as service,
         httpx.Client(base_url=service.url, timeout=120) as client,
     ):
         console.print("learning the posterior that will prescribe")
-        request = _prepared(client)
+        request = _create_inputs(client)
         _, posterior = train(client, request | {"inference": {"epochs": 2}})
         address = _address(service, posterior)
         figures: Figures = {}
@@ -94,7 +96,7 @@ def _together(database: str, seconds: float, console: Console) -> tuple[Figures,
     return figures, posterior
 
 
-def _prepared(client: httpx.Client) -> dict[str, Any]:
+def _create_inputs(client: httpx.Client) -> dict[str, Any]:
     outcomes = [item["name"] for item in example_problem()["spec"]["items"]]
     problem = client.post("/v1/problems", json=example_problem()).json()
     dataset = client.post("/v1/datasets", json={"name": "bench", "outcomes": outcomes, "rows": bakery_rows()}).json()
@@ -156,17 +158,17 @@ def _idle_worker(service: LocalService, seconds: float) -> float:
     children = psutil.Process(service.process.pid).children(recursive=True)
     workers = [one for one in children if "app.jobs.worker" in one.cmdline()]
 
-    def taken() -> float:
+    def cpu_seconds() -> float:
         return float(sum(one.cpu_times().user + one.cpu_times().system for one in workers))
 
-    before, began = taken(), time.perf_counter()
+    before, began = cpu_seconds(), time.perf_counter()
     time.sleep(seconds)
-    return (taken() - before) / (time.perf_counter() - began)
+    return (cpu_seconds() - before) / (time.perf_counter() - began)
 
 
-def _plain(seconds: float) -> dict[str, float]:
+def _measure_baseline(seconds: float) -> dict[str, float]:
     port = free_port()
-    with subprocess.Popen((sys.executable, "-m", "benchmarks.bench.plain", str(port))) as process:
+    with subprocess.Popen((sys.executable, "-m", "benchmarks.bench.baseline_endpoint", str(port))) as process:
         try:
             _wait_for(process, f"http://127.0.0.1:{port}/openapi.json")
             return asyncio.run(load(f"http://127.0.0.1:{port}/prescribe", _BODIES, _MOST, seconds))

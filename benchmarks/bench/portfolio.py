@@ -184,7 +184,7 @@ def _chains(market: Market, steps: int) -> dict[str, float]:
     """Return the wall-clock seconds of four chains of 15,000 steps at n = 400, in two processes as with two workers."""
     trial = PortfolioTrial(market, Judge.of(market, 100), PortfolioRun(400, 0, 0))
     burn_in = min(BURN_IN, steps // 3)
-    options = MetropolisOptions(TEMPERATURE, steps, burn_in, kept=100, minimum_feasibility=CONFIDENCE)
+    options = MetropolisOptions(TEMPERATURE, steps, burn_in, stored_draws=100, minimum_feasibility=CONFIDENCE)
     chains = init_chains(trial.target, options, trial.starts, 0)
     with Console(stderr=True).status("four chains"), ProcessPoolExecutor(2, get_context("spawn")) as pool:
         # Start the processes before the clock: it takes seconds, and real workers are already running.

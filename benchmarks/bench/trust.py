@@ -171,7 +171,7 @@ def _each(count: int, label: str) -> Any:
 
 def _promised(source: Source, seed: int) -> tuple[float, float]:
     """Return expected over realised cost, and the share of outcomes within their 90 % range."""
-    learned, fresh = _learned(source, seed)
+    learned, fresh = _learn_from_source(source, seed)
     answer = prescribe(learned.posterior, source.problem, fresh.contexts, _how(learned))
     realised = source.problem.cost(answer.decisions, fresh.outcomes).mean()
     scenarios = learned.posterior.scenarios(fresh.contexts, learned.posterior.particles)
@@ -183,7 +183,7 @@ def _promised(source: Source, seed: int) -> tuple[float, float]:
     return (answer.costs.mean.mean() / realised).item(), within.item()
 
 
-def _learned(source: Source, seed: int) -> tuple[Learned, Sample]:
+def _learn_from_source(source: Source, seed: int) -> tuple[Learned, Sample]:
     history, fresh = source.draw(ROWS, seed), source.draw(FRESH, entropy(seed, 1))
     few = fresh.rows(torch.arange(400 if source.problem.decision_dim > 1 else FRESH))
     return learn(source.problem, history, make_options(predictor="linear", seed=seed % 2**31)), few
@@ -198,7 +198,7 @@ def _cvar(source: Source, seeds: int) -> dict[str, float]:
     differences = []
     for number in _each(seeds, "CVaR"):
         seed = entropy(2, number)
-        learned, fresh = _learned(source, seed)
+        learned, fresh = _learn_from_source(source, seed)
         contexts = fresh.contexts[:200]
         random = np.random.default_rng(entropy(seed, 2))
         orders, permits = contexts[:, :1].numpy(), contexts[:, 1:].numpy()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.evaluate import GIVEN, OURS, EvaluateResult, evaluate
@@ -386,7 +386,7 @@ def test_contexts_out_of_time_are_reported_as_such() -> None:
     assert all("time limit" in reason for reason in late.reasons)
     assert late.costs.mean.isnan().all()
     assert late.decisions[0].tolist() == [100.0, 90.0]
-    with deadline.until(0.0), pytest.raises(OutOfTime):
+    with deadlines.until(0.0), pytest.raises(OutOfTime):
         found(tensor([100.0, 90.0]), 10.0)
 
 

@@ -37,7 +37,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "arrays",
             "batch_kernels",
             "data",
-            "deadline",
+            "deadlines",
             "errors",
             "progress",
             "regression",

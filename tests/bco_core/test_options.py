@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bco_core.errors import InvalidInput
-from bco_core.inference.learn import METHODS, Learning, learn, resolve
+from bco_core.inference.learn import METHODS, LearningPlan, learn, resolve
 from bco_core.inference.options import OPTIONS, AutoOptions, LearningOptions, MhOptions, ViOptions, make_options
 from bco_core.predictors.registry import PredictorOptions
 from tests.support.linear_demand import PROBLEM, STEPWISE, make_sample
@@ -143,14 +143,14 @@ MIXTURES = {"members": 5, "epochs": 2, "draws": 1, "certify": True}
 @pytest.mark.parametrize(("name", "value"), [*CHAINS.items(), ("scale_costs", True), ("thinning", "regular")])
 def test_auto_refuses_chain_options_for_a_mixture(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=f"auto learns a mixture, and {name} would have no effect") as refusal:
-        Learning.of(PROBLEM, make_sample(), make_options(**{name: value}))
+        LearningPlan.of(PROBLEM, make_sample(), make_options(**{name: value}))
     assert refusal.value.where == (name,)
 
 
 @pytest.mark.parametrize(("name", "value"), [*MIXTURES.items(), ("certify", False)])
 def test_auto_refuses_mixture_options_for_chains(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=f"auto samples chains, and {name} would have no effect") as refusal:
-        Learning.of(STEPWISE, make_sample(), make_options(**{name: value}))
+        LearningPlan.of(STEPWISE, make_sample(), make_options(**{name: value}))
     assert refusal.value.where == (name,)
 
 

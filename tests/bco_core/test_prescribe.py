@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.data import Sample
 from bco_core.distributions import FAMILIES, Mixture
 from bco_core.errors import InvalidInput, OutOfTime
@@ -390,7 +390,7 @@ def test_prescribe_gives_up_at_its_time_limit(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
     slow, many = Slow(), CONTEXTS[:1].expand(1000, -1)
     began = time.monotonic()
-    with deadline.until(began + 0.25), pytest.raises(OutOfTime, match="ask for fewer contexts or scenarios"):
+    with deadlines.until(began + 0.25), pytest.raises(OutOfTime, match="ask for fewer contexts or scenarios"):
         prescribe(POSTERIOR, slow, many, PrescribeOptions("bcp"))
     assert time.monotonic() - began < 10
     assert 1 <= len(slow.asked) <= 3
@@ -416,7 +416,7 @@ def test_solvers_get_the_remaining_time_and_late_contexts_no_decision(
 def test_an_outer_deadline_covers_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
     many = CONTEXTS[:1].expand(1000, -1)
-    with deadline.until(time.monotonic() + 0.15), pytest.raises(OutOfTime, match="the allowed time passed"):
+    with deadlines.until(time.monotonic() + 0.15), pytest.raises(OutOfTime, match="the allowed time passed"):
         prescribe(POSTERIOR, Slow(), many, PrescribeOptions("bcp"))
 
 

@@ -18,8 +18,8 @@ def test_selection_leaves_the_default_only_for_a_clear_gain() -> None:
     clear = default - 0.2 + 0.1 * noise
     better_mean_but_noisy = default - 0.04 + noise - noise.mean()
     labels = [{"name": str(index)} for index in range(3)]
-    assert select([default, unclear - unclear.mean() + 0.99, better_mean_but_noisy], labels).chosen == 0
-    assert select([default, unclear, clear], labels).chosen == 2
+    assert select([default, unclear - unclear.mean() + 0.99, better_mean_but_noisy], labels).best == 0
+    assert select([default, unclear, clear], labels).best == 2
     table = select([default, unclear, clear], labels).table
     assert [row["chosen"] for row in table] == [False, False, True]
     assert table[2]["against_default"]["mean"] == pytest.approx(-0.2, abs=0.02)
@@ -28,8 +28,8 @@ def test_selection_leaves_the_default_only_for_a_clear_gain() -> None:
 def test_the_largest_of_several_clear_gains_is_chosen_at_any_position() -> None:
     default = torch.linspace(1, 2, 400, dtype=torch.float64)
     labels = [{"name": str(index)} for index in range(3)]
-    assert select([default, default - 0.3, default - 0.1], labels).chosen == 1
-    assert select([default, default - 0.1, default - 0.3], labels).chosen == 2
+    assert select([default, default - 0.3, default - 0.1], labels).best == 1
+    assert select([default, default - 0.1, default - 0.3], labels).best == 2
 
 
 def test_stacking_finds_the_cheapest_share() -> None:

@@ -159,16 +159,16 @@ def test_every_method_learns_and_the_true_means_decide_best(name: str, findings:
 def test_prescribe_decides_the_same_packing_as_the_lookup() -> None:
     experiment = run.EXPERIMENTS["knapsack"]
     trial = run.ContextualTrial(experiment, experiment.draw(108, 4, 1), 100, 1)
-    problem, posterior = run.learned(trial)
+    problem, posterior = run.learn_posterior(trial)
     prescribed = prescribe(posterior, problem, torch.from_numpy(trial.new))
-    costs = run.predicted(trial, posterior)
+    costs = run.predict_costs(trial, posterior)
     ours = (trial.decide(costs) * costs).sum(1)
     assert (prescribed.decisions.numpy() * costs).sum(1) == pytest.approx(ours, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_pyepo_learns_in_its_own_process_and_reports_its_seconds() -> None:
-    if not pyepo_process.installed():
+    if not pyepo_process.is_installed():
         pytest.skip(pyepo_process.MISSING)
     made = data.shortest_path(260, 4, 0)
     matrix = np.array(

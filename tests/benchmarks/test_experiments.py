@@ -20,7 +20,7 @@ from benchmarks.experiments.newsvendor import run as newsvendor
 from benchmarks.experiments.newsvendor.data import CONTEXT_DIM, DEMANDS, NORMAL, STUDENT, Noise, sobol_contexts
 from benchmarks.experiments.newsvendor.report import markdown, overall, plot, summarize
 from benchmarks.experiments.newsvendor.run import NewsvendorResult, NewsvendorRun, append, perform, plan, read
-from benchmarks.experiments.newsvendor.table1 import CELLS, PAPER, SIZES, TAUS, Cell, Published
+from benchmarks.experiments.newsvendor.table1 import CELLS, PAPER, SIZES, TAUS, Cell, PaperFigures
 from benchmarks.experiments.yaz import data as yaz_days
 from benchmarks.experiments.yaz import run as yaz
 from benchmarks.experiments.yaz.data import Days
@@ -118,11 +118,11 @@ def test_sobol_contexts_fill_the_cube_evenly_and_repeat() -> None:
 
 def test_the_papers_table_is_transcribed_correctly() -> None:
     assert len(PAPER) == len(CELLS) == 45
-    assert PAPER[Cell(1, 0.5, 256)] == Published(26.3, 29.9, 5.18, 2.33)
-    assert PAPER[Cell(1, 0.95, 4096)] == Published(3.41, 2.23, 1.82, 0.75)
-    assert PAPER[Cell(2, 0.75, 1024)] == Published(15.4, 5.08, 8.53, 0.45)
-    assert PAPER[Cell(3, 0.75, 512)] == Published(25.8, 4.16, 18.2, 3.16)
-    assert PAPER[Cell(3, 0.95, 2048)] == Published(17.8, 3.75, 12.4, 3.98)
+    assert PAPER[Cell(1, 0.5, 256)] == PaperFigures(26.3, 29.9, 5.18, 2.33)
+    assert PAPER[Cell(1, 0.95, 4096)] == PaperFigures(3.41, 2.23, 1.82, 0.75)
+    assert PAPER[Cell(2, 0.75, 1024)] == PaperFigures(15.4, 5.08, 8.53, 0.45)
+    assert PAPER[Cell(3, 0.75, 512)] == PaperFigures(25.8, 4.16, 18.2, 3.16)
+    assert PAPER[Cell(3, 0.95, 2048)] == PaperFigures(17.8, 3.75, 12.4, 3.98)
     assert all(published.bcp_mean < published.ieo_mean for published in PAPER.values())
 
 
@@ -149,7 +149,7 @@ def test_methods_see_the_same_rows_whatever_other_methods_run(monkeypatch: pytes
     seen: list[Sample] = []
 
     def spy(trial: newsvendor.NewsvendorTrial) -> Tensor:
-        seen.append(trial.pooled)
+        seen.append(trial.all_rows)
         assert len(trial.train) == 256
         assert len(trial.validation) == 64
         return torch.zeros(len(trial.contexts), 1, dtype=torch.float64)

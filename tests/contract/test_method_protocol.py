@@ -13,7 +13,7 @@ import torch
 from app.posteriors.options import METHODS as API_METHODS
 from bco_core.data import Arrays, Sample
 from bco_core.errors import InvalidInput
-from bco_core.inference.learn import METHODS, Learning, learn
+from bco_core.inference.learn import METHODS, LearningPlan, learn
 from bco_core.inference.options import OPTIONS, LearningOptions, make_options
 from bco_core.posterior import Posterior, digest
 from bco_core.problems.base import DecisionProblem
@@ -79,19 +79,19 @@ def assert_same_posterior(first: Posterior, second: Posterior) -> None:
 def test_parts_computed_in_any_order_join_to_the_same_posterior(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 10)
     whole = learn(*task(method))
-    parts = Learning.of(*task(method)).split()
+    parts = LearningPlan.of(*task(method)).split()
     assert len(parts) == METHOD_ROWS[method].parts
     assert all(part.work > 0 for part in parts)
     order = torch.randperm(len(parts), generator=seeded(26)).tolist()
-    done = {place: copied(Learning.of(*task(method)).work(copied(parts[place].data))) for place in order}
-    joined = Learning.of(*task(method)).join([done[place] for place in range(len(parts))])
+    done = {place: copied(LearningPlan.of(*task(method)).work(copied(parts[place].data))) for place in order}
+    joined = LearningPlan.of(*task(method)).join([done[place] for place in range(len(parts))])
     assert_same_posterior(joined.posterior, whole.posterior)
     assert joined.diagnostics == whole.diagnostics
 
 
 def test_splitting_again_gives_the_same_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 10)
-    first, again = (Learning.of(*task(method)).split() for _ in range(2))
+    first, again = (LearningPlan.of(*task(method)).split() for _ in range(2))
     for one, other in zip(first, again, strict=True):
         assert one.work == other.work
         assert_same_arrays(one.data, other.data)
@@ -100,7 +100,7 @@ def test_splitting_again_gives_the_same_parts(method: str, monkeypatch: pytest.M
 def test_a_part_resumed_from_a_checkpoint_is_bit_identical(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 10)
     monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
-    learning, left = Learning.of(*task(method)), []
+    learning, left = LearningPlan.of(*task(method)), []
     part = learning.split()[-1]
     done = learning.work(part.data, checkpoint=left.append)
     for stored in (part.data, *left):
@@ -145,6 +145,6 @@ def test_a_gradient_method_is_refused_for_problems_without_gradients(method: str
     problem, (_, _, options) = build_problem(row.spec), task(method)
     if METHODS[method].needs_gradient:
         with pytest.raises(InvalidInput, match="gradient"):
-            Learning.of(problem, history_of(row), options)
+            LearningPlan.of(problem, history_of(row), options)
     else:
-        assert Learning.of(problem, history_of(row), options).method.name == method
+        assert LearningPlan.of(problem, history_of(row), options).method.name == method

@@ -278,6 +278,10 @@ MUTANTS = [
     *group(
         "bco_core/inference/vi/finalize.py",
         "tests/bco_core/inference/test_learn.py: test_the_history_stores_mean_predictions_not_the_modes",
-        ("history from the mode", "candidate.seen.at(rows).scenarios.mean()", "candidate.seen.at(rows).scenarios.mode"),
+        (
+            "history from the mode",
+            "candidate.out_of_fold.at(rows).scenarios.mean()",
+            "candidate.out_of_fold.at(rows).scenarios.mode",
+        ),
     ),
 ]

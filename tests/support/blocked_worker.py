@@ -31,5 +31,5 @@ def never(*_: Any, **__: Any) -> set[str]:
 
 
 if __name__ == "__main__":
-    heartbeat.living = never
+    heartbeat.live_workers = never
     worker.main()

@@ -35,7 +35,7 @@ from app.problems.service import MISSING as NO_PROBLEM
 from app.settings import get_settings
 from bco_core.data import Arrays
 from bco_core.errors import InvalidInput
-from bco_core.inference.learn import MINIMUM_ROWS, Learning, estimate, stored_vectors
+from bco_core.inference.learn import MINIMUM_ROWS, LearningPlan, estimate, stored_vectors
 from bco_core.inference.options import LearningOptions
 from bco_core.posterior import Posterior, strip_particles
 from bco_core.problems.base import ProblemOutline
@@ -179,7 +179,7 @@ class LearnInputs:
     spec: dict[str, Any]
     dataset: DatasetRow
     history: EncodedHistory
-    learning: Learning
+    learning: LearningPlan
     previous: PreviousPosterior | None = None
 
 
@@ -203,7 +203,7 @@ def read(job: JobRow) -> LearnInputs:
     else:
         # Keep what was estimated before, so that costs can be compared.
         spec = previous.row.problem
-    learning = Learning.of(build_problem(spec), rows.sample, request.learning_options())
+    learning = LearningPlan.of(build_problem(spec), rows.sample, request.learning_options())
     return LearnInputs(job, problem, spec, dataset, rows, learning, previous)
 
 

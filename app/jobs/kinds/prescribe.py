@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from app.datasets.encoding import REFUSED, ContextEncoding, Refusal
-from app.datasets.lookback import Past
+from app.datasets.lookback import HistoryGrid
 from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import newest_revision, read_table
@@ -42,7 +42,7 @@ from app.problems import patch as patches
 from app.problems.check import QUICK_SECONDS as CHECK_SECONDS
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.prescribe import PrescribeOptions
 from bco_core.problems.registry import build_problem
@@ -112,7 +112,7 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
         raise InvalidRequest.at((raw.whole,), detail)
     patch_warnings = _check_patch(posterior, options)
     encoding = ContextEncoding.of(posterior.columns, posterior.recipe)
-    table, refused = encoding.checked(raw)
+    table, refused = encoding.check_upload(raw)
     if options.include:
         check_include(posterior, options, core, raw.rows, raw.whole, times=_TIMES_INCLUDED)
     if "neighbours" in options.include and posterior.dataset_id is None:
@@ -146,7 +146,7 @@ def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
         return []
     spec, differs = patches.apply(posterior.problem, options.problem_patch)
     try:
-        with deadline.until(monotonic() + CHECK_SECONDS, quick=True):
+        with deadlines.until(monotonic() + CHECK_SECONDS, quick=True):
             build_problem(spec)
     except InvalidInput as error:
         raise InvalidRequest.at((patches.PLACE, *patches.named(spec, error.where)), str(error)) from None
@@ -204,7 +204,7 @@ class PrescribeInputs:
     posterior: PosteriorRow
     loaded: LoadedPosterior
     patched: PatchedProblem
-    past: Past | None
+    past: HistoryGrid | None
     request: DecisionOptions
     options: PrescribeOptions
     draws: Tensor

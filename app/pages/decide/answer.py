@@ -46,7 +46,7 @@ class EntryView:
     high: float = 1.0
 
     @property
-    def written(self) -> str:
+    def field_text(self) -> str:
         """The amount as text for a field, with 7 significant digits."""
         return f"{self.amount + 0.0:.7g}"
 
@@ -265,7 +265,7 @@ class DecisionView:
         return len(self.entries) > MOST_HANDLES
 
     @property
-    def chosen(self) -> list[str] | None:
+    def selected_names(self) -> list[str] | None:
         """Names of selected entries, if all are binary."""
         if not self.entries or not all(entry.is_yes_or_no for entry in self.entries):
             return None
@@ -358,7 +358,7 @@ def _outcome_view(
 
 def _marks(mean: float | None, ends: tuple[float | None, float | None]) -> list[Mark]:
     low, high = ends
-    marks = [Mark(low, "", until=high)] if low is not None and high is not None else []
+    marks = [Mark(low, "", x_end=high)] if low is not None and high is not None else []
     return marks + ([Mark(mean, "mean", colour=3)] if mean is not None else [])
 
 

@@ -48,7 +48,7 @@ class AttributionView:
     adds_up: bool
 
     @property
-    def together(self) -> float:
+    def total(self) -> float:
         return sum(bar.amount for bar in self.bars)
 
 

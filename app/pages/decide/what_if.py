@@ -32,7 +32,7 @@ _SECONDS = 20
 class ComparisonView(NamedTuple):
     """One measure of two decisions."""
 
-    words: str
+    label: str
     ours: float | None
     yours: float | None
     is_share: bool = False

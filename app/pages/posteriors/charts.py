@@ -235,7 +235,7 @@ def baselines(diagnostics: Json) -> Intervals | None:
     ):
         of, more = estimate(diagnostics, cost), estimate(diagnostics, gain)
         if more is not None:
-            other = more.turned
+            other = more.negated
             note = "" if of is None else f"costs {number(of.mean)}; {other.chance}"
             rows.append(Interval(name, other.mean, other.low, other.high, note))
     if not rows:
@@ -569,7 +569,7 @@ class MixingView:
         return "ok" if self.r_hat <= 1.01 and (self.ess_bulk or 0) >= 400 else "warn" if self.r_hat <= 1.1 else "bad"
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return {"ok": "mixed", "warn": "nearly mixed", "bad": "not mixed"}.get(self.tone, "not known")
 
 
@@ -644,7 +644,7 @@ class CertificateView:
     """A certificate with its terms; without a bound, the reason."""
 
     bound: float | None
-    words: str
+    sentence: str
     vacuous: bool = False
     terms: tuple[tuple[str, float], ...] = ()
     bounds: tuple[tuple[str, float, bool], ...] = ()

@@ -33,7 +33,7 @@ class EstimateView:
         return None if self.margin is None else self.mean + self.margin
 
     @property
-    def turned(self) -> EstimateView:
+    def negated(self) -> EstimateView:
         """The estimate with the opposite sign."""
         return EstimateView(-self.mean, self.error)
 

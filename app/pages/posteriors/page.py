@@ -232,7 +232,7 @@ def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[DriverVi
 class MonitoringView:
     """Expected and realised cost of recent data from one source, with a chart if there are several periods."""
 
-    words: str
+    label: str
     verdict: str
     sentence: str
     overall: Json | None
@@ -439,7 +439,7 @@ async def _render_posterior(
         origin=provenance(posterior, diagnostics, dataset, job),
         names=[(name, result["items"]) for name, result in zip(aliases, moves, strict=True)],
         others=_others(alike["items"], posterior, diagnostics),
-        grown=_grown(posterior, diagnostics, dataset, job),
+        grown=_newer_rows_action(posterior, diagnostics, dataset, job),
         actions=_actions(posterior["id"]),
     )
 
@@ -454,7 +454,7 @@ def _skill(diagnostics: Any) -> float | None:
     return None if score is None or not constant else 1 - score / constant
 
 
-def _grown(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> str:
+def _newer_rows_action(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> str:
     """Return how to train on newer rows: ``on`` updates, ``again`` starts over, empty without newer rows."""
     revision = revision_of(posterior, diagnostics, job)
     if dataset is None or revision is None or dataset["revision"] <= revision:

@@ -13,7 +13,7 @@ class ProblemKindView:
 
     name: str
     title: str
-    words: str
+    sentence: str
     such_as: str
     example: dict[str, Any]
     linear: bool = True

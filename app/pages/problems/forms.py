@@ -144,7 +144,7 @@ class SpecErrorView:
     """An error of the API with its place in the text."""
 
     place: str
-    words: str
+    sentence: str
     line: int | None = None
 
 

@@ -27,7 +27,7 @@ class FormulaView:
     """A constraint: its formula and its name or meaning."""
 
     formula: Markup
-    words: str = ""
+    label: str = ""
 
 
 def join(parts: Iterable[str], between: str = "") -> Markup:
@@ -352,13 +352,13 @@ def _product() -> Markup:
     return join([Y, Markup("ᵀ"), Z])
 
 
-def _moved() -> Markup:
+def _turnover() -> Markup:
     return join([total("j"), "|", ZJ, " − ", symbol("c", "j"), "|"])
 
 
 def _turnover_cost(spec: Spec, sign: str = " + ") -> Markup:
     cost = spec.get("turnover_cost")
-    return join([sign, escape(number(cost)), " ", _moved()]) if cost else Markup("")
+    return join([sign, escape(number(cost)), " ", _turnover()]) if cost else Markup("")
 
 
 def _positions(spec: Spec) -> list[FormulaView]:
@@ -379,7 +379,9 @@ def _positions(spec: Spec) -> list[FormulaView]:
         parts += [inside] + ([" ≤ ", escape(number(high_))] if high_ is not None else [])
         rules.append(FormulaView(join(parts), group.get("name") or f"group {place + 1}"))
     if spec.get("maximum_turnover") is not None:
-        rules.append(FormulaView(join([_moved(), " ≤ ", escape(number(spec["maximum_turnover"]))]), "maximum turnover"))
+        rules.append(
+            FormulaView(join([_turnover(), " ≤ ", escape(number(spec["maximum_turnover"]))]), "maximum turnover")
+        )
     return rules
 
 

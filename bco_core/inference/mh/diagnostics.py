@@ -135,8 +135,10 @@ def report_chains(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) 
     """Report how well the chains mixed, by predictions and loss."""
     info, scale = chains.info, target.cost_scale
     sampled = info.risks[plan.burn_in :]
-    steps, count, _ = info.kept.shape
-    probes = probe_predictions(target.predictor, info.kept.flatten(0, 1), target.sample.contexts).view(steps, count, -1)
+    steps, count, _ = info.draws.shape
+    probes = probe_predictions(target.predictor, info.draws.flatten(0, 1), target.sample.contexts).view(
+        steps, count, -1
+    )
     between = probes.mean(dim=0).std(dim=0) if count > 1 else torch.zeros(probes.shape[2])
     within = probes.std(dim=0).mean(dim=0) if steps > 1 else torch.ones(probes.shape[2])
     picks = torch.linspace(0, len(info.risks) - 1, min(_TRACE_POINTS, len(info.risks))).long()

@@ -172,7 +172,7 @@ def _plan(task: Task) -> MetropolisOptions:
         inverse_temperature=1.0,
         steps=options.steps,
         burn_in=options.burn_in,
-        kept=max(1, math.ceil(max(DRAWS, options.particles) / options.chains)),
+        stored_draws=max(1, math.ceil(max(DRAWS, options.particles) / options.chains)),
         minimum_feasibility=required,
         initial_scale=0.1 * options.prior_scale,
     )
@@ -197,12 +197,12 @@ def _draws(
 ) -> tuple[Tensor, int, Tensor]:
     """Return all kept draws (N, d), the number of the densest, and the particles (K, d)."""
     info = chains.info
-    draws = info.kept.flatten(0, 1)
+    draws = info.draws.flatten(0, 1)
     # The density of a kept draw: its loss is in the trace, its prior is cheap.
-    loss = info.risks[torch.tensor(plan.keeping) - 1].flatten()
+    loss = info.risks[torch.tensor(plan.stored_steps) - 1].flatten()
     prior = target.family.log_prob(draws.double(), torch.zeros(()).double(), target.prior_scale.double()).sum(dim=1)
     best = int((prior - plan.inverse_temperature * loss).argmax())
-    chosen = thin(target.predictor, info.kept, target.sample.contexts, options.particles, options.thinning)
+    chosen = thin(target.predictor, info.draws, target.sample.contexts, options.particles, options.thinning)
     return draws, best, draws[chosen]
 
 

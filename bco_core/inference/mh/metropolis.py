@@ -76,20 +76,24 @@ class MetropolisState(NamedTuple):
     generators: Tensor
 
 
+# The name of the draws in stored checkpoints.
+_STORED_DRAWS = "kept"
+
+
 class MetropolisInfo(NamedTuple):
-    """The record of some steps of C chains: ``accepted`` and ``risks`` (steps, C), the ``kept`` draws (k, C, d), and
+    """The record of some steps of C chains: ``accepted`` and ``risks`` (steps, C), the stored ``draws`` (k, C, d), and
     the number of proposals rejected ``unseen``, or ``early``, before the last row (C,)."""
 
     accepted: Tensor
     risks: Tensor
-    kept: Tensor
+    draws: Tensor
     unseen: Tensor
     early: Tensor
 
     @staticmethod
     def of(pieces: Sequence[MetropolisInfo]) -> MetropolisInfo:
         """Join the records of consecutive steps."""
-        growing = (torch.cat([getattr(one, name) for one in pieces]) for name in ("accepted", "risks", "kept"))
+        growing = (torch.cat([getattr(one, name) for one in pieces]) for name in ("accepted", "risks", "draws"))
         counts = (torch.stack([getattr(one, name) for one in pieces]).sum(dim=0) for name in ("unseen", "early"))
         return MetropolisInfo(*growing, *counts)
 
@@ -103,13 +107,15 @@ class Chains(NamedTuple):
     def to_arrays(self) -> Arrays:
         """Return plain arrays; :meth:`from_arrays` restores exactly these chains."""
         state, info = self.state._asdict(), self.info._asdict()
+        info[_STORED_DRAWS] = info.pop("draws")
         step, adaptation = state.pop("step"), state.pop("adaptation")._asdict()
         return {name: value.numpy() for name, value in (state | adaptation | info).items()} | {"step": np.array([step])}
 
     @staticmethod
     def from_arrays(arrays: Arrays) -> Chains:
         def tensors(kind: type[NamedTuple]) -> dict[str, Any]:
-            return {name: torch.from_numpy(np.array(arrays[name])) for name in kind._fields if name in arrays}
+            stored = {name: _STORED_DRAWS if name == "draws" else name for name in kind._fields}
+            return {name: torch.from_numpy(np.array(arrays[key])) for name, key in stored.items() if key in arrays}
 
         adaptation = Adaptation(**tensors(Adaptation))
         state = tensors(MetropolisState) | {"step": int(arrays["step"][0]), "adaptation": adaptation}
@@ -133,7 +139,7 @@ class MetropolisOptions:
     inverse_temperature: float
     steps: int = 15_000
     burn_in: int = 5_000
-    kept: int = 250
+    stored_draws: int = 250
     minimum_feasibility: float | None = None
     keep_mean: bool = False
     initial_scale: float = 0.1
@@ -144,10 +150,10 @@ class MetropolisOptions:
             raise InvalidInput("burn_in must be shorter than the chain of steps", ("burn_in",))
 
     @property
-    def keeping(self) -> list[int]:
+    def stored_steps(self) -> list[int]:
         """The steps whose θ is kept, at regular intervals, including the last."""
         length = self.steps - self.burn_in
-        count = min(self.kept, length)
+        count = min(self.stored_draws, length)
         return [self.burn_in + round(length * (k + 1) / count) for k in range(count)]
 
 
@@ -183,7 +189,7 @@ def init_chains(target: GibbsTarget, options: MetropolisOptions, theta: Tensor, 
     nothing = MetropolisInfo(
         accepted=torch.zeros(0, chains, dtype=torch.bool),
         risks=torch.zeros(0, chains, dtype=torch.float64),
-        kept=torch.zeros(0, chains, dim, dtype=theta.dtype),
+        draws=torch.zeros(0, chains, dim, dtype=theta.dtype),
         unseen=torch.zeros(chains, dtype=torch.long),
         early=torch.zeros(chains, dtype=torch.long),
     )
@@ -313,11 +319,11 @@ def _log_prior(target: GibbsTarget, theta: Tensor) -> Tensor:
 
 
 def advance(
-    target: GibbsTarget, options: MetropolisOptions, until: int, state: MetropolisState
+    target: GibbsTarget, options: MetropolisOptions, last_step: int, state: MetropolisState
 ) -> tuple[MetropolisState, MetropolisInfo]:
-    """Advance the chains to step ``until``; return their state and the record of these steps."""
+    """Advance the chains to step ``last_step``; return their state and the record of these steps."""
     rows = _Rows.of(target, options)
-    keeping = set(options.keeping)
+    keeping = set(options.stored_steps)
     theta, mean, variance = state.theta.clone(), state.adaptation.mean.clone(), state.adaptation.variance.clone()
     risk, log_prior, log_scale = state.risk.clone(), state.log_prior.clone(), state.adaptation.log_scale.clone()
     failures, visits = state.failures.clone(), [rows.visit(order) for order in state.order]
@@ -326,7 +332,7 @@ def advance(
     for generator, stored in zip(generators, state.generators, strict=True):
         generator.set_state(stored.clone())
     accepted, risks, kept = [], [], []
-    for step in range(state.step + 1, until + 1):
+    for step in range(state.step + 1, last_step + 1):
         moved = torch.zeros(len(theta), dtype=torch.bool)
         for c, generator in enumerate(generators):
             noise = torch.randn(theta.shape[1], generator=generator, dtype=theta.dtype)
@@ -357,7 +363,7 @@ def advance(
         if step in keeping:
             kept.append(theta.clone())
     after = MetropolisState(
-        step=until,
+        step=last_step,
         theta=theta,
         risk=risk,
         log_prior=log_prior,

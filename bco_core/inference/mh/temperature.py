@@ -43,7 +43,7 @@ def find_temperature(
     level = options.inverse_temperature if options.kl_weight is None else 1 / options.kl_weight
     if level is not None:
         return np.array([[level, math.nan, math.nan, 1.0]])
-    pilot = replace(plan, steps=PILOT, burn_in=PILOT - 1, kept=1)
+    pilot = replace(plan, steps=PILOT, burn_in=PILOT - 1, stored_draws=1)
     if options.temperature == "validation":
         return _by_validation(target, pilot, options, progress)
     tried: list[list[float]] = []
@@ -83,11 +83,11 @@ def _by_validation(
             inverse_temperature=level,
             minimum_feasibility=required,
             burn_in=PILOT // 2,
-            kept=_PILOT_DRAWS,
+            stored_draws=_PILOT_DRAWS,
         )
         chains = run_chains(training, colder, init_chains(training, colder, starts.theta, options.seed))
         outcomes = held_out.sample.outcomes
-        decisions = decide(target.problem, _scenarios(held_out, chains.info.kept.flatten(0, 1)), "bcp").decisions
+        decisions = decide(target.problem, _scenarios(held_out, chains.info.draws.flatten(0, 1)), "bcp").decisions
         cost = target.problem.cost(decisions, outcomes).mean().item()
         feasibility = target.problem.feasible(decisions, outcomes).double().mean().item()
         tried.append([level, cost, feasibility, 0.0])

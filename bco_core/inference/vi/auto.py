@@ -24,7 +24,7 @@ from bco_core.certificates import ModelClass
 from bco_core.data import FOLDS, Arrays, Folds
 from bco_core.distributions import Mixture
 from bco_core.estimates import paired_difference
-from bco_core.features.boosted import LEAST_ROWS, BoostedFeatures, Boosting
+from bco_core.features.boosted import LEAST_ROWS, BoostedFeatures, BoostedFits
 from bco_core.features.standardized import STANDARDIZED
 from bco_core.gibbs import GibbsTarget, resolve_kl_weight
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
@@ -83,7 +83,7 @@ class ModelFamily:
         """The name in reports."""
         if self.boosted is None:
             return self.kind
-        contexts = "" if len(self.boosted.kept) == len(self.boosted.columns) else " and contexts"
+        contexts = "" if len(self.boosted.column_indices) == len(self.boosted.columns) else " and contexts"
         return f"{self.kind} on boosted{contexts}"
 
 
@@ -124,10 +124,10 @@ def _plan(task: Task) -> MixturePlan:
     return make_plan(task, options.members or members_for(rows), settle, POSTERIOR_ROWS, _boosts(task))
 
 
-def _boosting(plan: MixturePlan) -> Boosting | None:
+def _boosting(plan: MixturePlan) -> BoostedFits | None:
     if not _boosts(plan.task):
         return None
-    return Boosting.of(plan.task.sample, plan.rows, plan.task.problem, plan.task.options.seed)
+    return BoostedFits.of(plan.task.sample, plan.rows, plan.task.problem, plan.task.options.seed)
 
 
 def _split(task: Task, progress: Progress) -> list[Part]:
@@ -231,7 +231,7 @@ def _compete(
     costs = [averaged_costs(target, seen) for _, _, target, _, seen in tried]
     rows = [row for family in families for row in labels(family.label, family.sweep)]
     choice = select(costs, rows)
-    family, best, target, fit, seen = tried[choice.chosen]
+    family, best, target, fit, seen = tried[choice.best]
     recipe = recipe_for(family.kind, family.boosted is not None)
     folds = plan.folds
     if plan.forward or len(folds.train) > len(competing.train):
@@ -239,7 +239,7 @@ def _compete(
         (again,) = learn_all(target, later, recipe, [best], options, generator, part_of(progress, 0.8, 1.0))
         fit = again if plan.forward else join_fits([fit, again])
         seen = seen if plan.forward else out_of_fold(target, folds, fit.mixture, generator)
-    views = CandidateViews([view for *_, view in tried], costs, choice.chosen, seen, target)
+    views = CandidateViews([view for *_, view in tried], costs, choice.best, seen, target)
     return _candidate(plan, best, target, fit, seen, choice), views
 
 
@@ -266,10 +266,10 @@ def _pilot(
     fits = learn_all(target, folds, recipe_for(family.kind), family.sweep, options, generator, progress)
     seen = [out_of_fold(target, folds, fit.mixture, generator) for fit in fits]
     costs = [averaged_costs(target, view) for view in seen]
-    chosen = select(costs, labels(family.kind, family.sweep)).chosen
+    chosen = select(costs, labels(family.kind, family.sweep)).best
     if residual is not None:
         rule, rows = residual[0], seen[chosen].rows
-        boosted_costs = averaged_costs(rule.target, rule.seen.at(rows))
+        boosted_costs = averaged_costs(rule.target, rule.out_of_fold.at(rows))
         more = paired_difference(costs[chosen], boosted_costs)
         # With time, a network that is no better now falls behind later, because trees gain from more rows.
         room = 0.0 if plan.forward else max(_CLEARLY * more.standard_error, _DEARER * boosted_costs.mean().item())
@@ -280,10 +280,14 @@ def _pilot(
 
 def _mix(plan: MixturePlan, first: Candidate, second: Candidate, boosted: BoostedFeatures | None) -> Candidate:
     """Mix two candidates by the share whose averaged decisions cost least on held-out rows, in one parameter space."""
-    sample, rows = first.target.sample, first.seen.rows
+    sample, rows = first.target.sample, first.out_of_fold.rows
     stretches = stretches_of(second.target, rows) if plan.forward else None
     shares = share_costs(
-        first.target.problem, first.seen.scenarios, second.seen.scenarios, sample.outcomes[rows], stretches
+        first.target.problem,
+        first.out_of_fold.scenarios,
+        second.out_of_fold.scenarios,
+        sample.outcomes[rows],
+        stretches,
     )
     share = shares.best()
     classes = [replace(one, weight=one.weight * (1 - share)) for one in first.classes]
@@ -303,7 +307,7 @@ def _mix(plan: MixturePlan, first: Candidate, second: Candidate, boosted: Booste
         target,
         mixture,
         classes,
-        pool_views(first.seen, second.seen, share),
+        pool_views(first.out_of_fold, second.out_of_fold, share),
         first.fits + second.fits,
         heavier.kl_weight if departs else second.kl_weight,
         share=first.share if departs else share,
@@ -326,7 +330,7 @@ def _columns(source: GibbsTarget, onto: GibbsTarget) -> list[int]:
     """Return the places of one target's features among those of another."""
     mine, theirs = source.predictor.features, onto.predictor.features
     if isinstance(mine, BoostedFeatures) and isinstance(theirs, BoostedFeatures):
-        return [theirs.kept.index(column) for column in mine.kept]
+        return [theirs.column_indices.index(column) for column in mine.column_indices]
     return list(range(mine.width))
 
 

@@ -79,10 +79,10 @@ def pool_views(first: OutOfFoldView, second: OutOfFoldView, share: float) -> Out
 
 @dataclass(frozen=True)
 class CandidateViews:
-    """Out-of-fold views of one kind of predictor: under every ``competing`` configuration, with ``costs`` (m,) of its
-    decisions, and ``final``, under the chosen one with all its members."""
+    """Out-of-fold views of one kind of predictor: ``by_configuration``, with ``costs`` (m,) of its decisions,
+    and ``final``, under the chosen one with all its members."""
 
-    competing: list[OutOfFoldView]
+    by_configuration: list[OutOfFoldView]
     costs: list[Tensor]
     chosen: int
     final: OutOfFoldView
@@ -132,7 +132,7 @@ def judge_nested(
 
 def _view(kind: CandidateViews, rows: Tensor, inside: Tensor, outside: Tensor) -> OutOfFoldView:
     """Return the view of the rows inside a block under the configuration that the rows outside select."""
-    places = torch.searchsorted(kind.competing[0].rows, rows[outside])
-    choice = select([costs[places] for costs in kind.costs], [{} for _ in kind.costs]).chosen
-    view = kind.final if choice == kind.chosen else kind.competing[choice]
+    places = torch.searchsorted(kind.by_configuration[0].rows, rows[outside])
+    choice = select([costs[places] for costs in kind.costs], [{} for _ in kind.costs]).best
+    view = kind.final if choice == kind.chosen else kind.by_configuration[choice]
     return view.at(rows[inside])

@@ -28,7 +28,7 @@ _LEAST_GAIN = 0.25
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mixture in its predictor's space, its out-of-fold view ``seen``, and the tables of its selection.
+    """A mixture in its predictor's space, its out-of-fold view ``out_of_fold``, and the tables of its selection.
 
     ``share`` is the weight of the network where two kinds of predictor were mixed, and ``shares`` the cost at each
     share; ``boosted_share`` is the weight of residual models of a boosted rule.
@@ -37,7 +37,7 @@ class Candidate:
     target: GibbsTarget
     mixture: Mixture
     classes: list[ModelClass]
-    seen: OutOfFoldView
+    out_of_fold: OutOfFoldView
     fits: list[VariationalFit]
     kl_weight: float
     candidates: Table = field(default_factory=list)
@@ -71,10 +71,10 @@ def make_posterior(
 
 def keep_history(plan: MixturePlan, candidate: Candidate) -> StoredHistory:
     """Return out-of-fold predictions and outcomes of up to 1,000 rows, with the carrier that scores best on them."""
-    target, rows = candidate.target, candidate.seen.rows
-    order = autocorrelation(target.sample.outcomes[rows] - candidate.seen.scenarios.mean(), rows)
+    target, rows = candidate.target, candidate.out_of_fold.rows
+    order = autocorrelation(target.sample.outcomes[rows] - candidate.out_of_fold.scenarios.mean(), rows)
     rows = rows[torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]]
-    predictions, outcomes = candidate.seen.at(rows).scenarios.mean(), target.sample.outcomes[rows]
+    predictions, outcomes = candidate.out_of_fold.at(rows).scenarios.mean(), target.sample.outcomes[rows]
     shrink = _averaging_gain(plan, candidate, rows, outcomes - predictions)
     spread, features = target.predictor.outcomes.scale, target.features[rows]
     periods = None if plan.forward is None or target.sample.timeline is None else target.sample.timeline.periods[rows]

@@ -124,7 +124,7 @@ def make_plan(
     """Return a plan for ``members`` that learn from up to ``most`` rows; ``boosts`` if some use boosted features."""
     options: AutoOptions | ViOptions = task.options
     generator = torch.Generator().manual_seed(options.seed)
-    rows = _thinned(task.sample, most, options.seed)
+    rows = _thin_rows(task.sample, most, options.seed)
     sample = task.sample if len(rows) == len(task.sample) else task.sample.rows(rows)
     scaling, judged = _set_aside(len(rows), generator) if options.certify else (torch.arange(len(rows)), None)
     timeline, forward = sample.timeline, None
@@ -139,7 +139,7 @@ def make_plan(
     return MixturePlan(task, generator, rows, scaling, judged, folds, forward, settle(folds))
 
 
-def _thinned(sample: Sample, most: int | None, seed: int) -> Tensor:
+def _thin_rows(sample: Sample, most: int | None, seed: int) -> Tensor:
     """Return up to ``most`` rows in their order: at random or, with time, evenly spread over it."""
     count = len(sample)
     if most is None or count <= most:

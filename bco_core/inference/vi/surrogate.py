@@ -262,7 +262,7 @@ class _Competitor:
     target: GibbsTarget
     strength: Strength
     fit: VariationalFit
-    seen: OutOfFoldView
+    out_of_fold: OutOfFoldView
     costs: Tensor
 
     @property
@@ -317,17 +317,25 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     if products is not None:
         tried += _compete(plan, plan.target("linear", products), (FREE, HELD))
     choice = select([one.costs for one in tried], [one.label for one in tried])
-    best = tried[choice.chosen]
+    best = tried[choice.best]
     everything = torch.arange(len(plan.sample))[None]
     kl_weight = _kl_weight(task.options, len(plan.sample))
     final = fit_around(best.target, everything, torch.tensor([best.strength.width]).double(), kl_weight, plan.generator)
     progress(0.8, "judging decisions on rows held out")
     classes = [ModelClass(best.target, final.mixture, 1.0)]
     learned = Candidate(
-        best.target, final.mixture, classes, best.seen, [_with_final_trace(best.fit, final)], kl_weight, choice.table
+        best.target,
+        final.mixture,
+        classes,
+        best.out_of_fold,
+        [_with_final_trace(best.fit, final)],
+        kl_weight,
+        choice.table,
     )
     stored = keep_history(plan, learned)
-    views = CandidateViews([one.seen for one in tried], [one.costs for one in tried], choice.chosen, best.seen)
+    views = CandidateViews(
+        [one.out_of_fold for one in tried], [one.costs for one in tried], choice.best, best.out_of_fold
+    )
     policy_results = judge_nested(best.target, [views], stored, plan.judging, plan.generator)
     return make_posterior(plan, learned, stored, policy_results.under(task.options.policy))
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.problems.base import Breach, DecisionProblem, Price, Status
 from bco_core.problems.linear.model import LinearModel
 from bco_core.problems.linear.program import SparseProgram
@@ -129,9 +129,9 @@ def row_prices(model: LinearModel, decision: Array, cost: Array) -> list[Price]:
 
     A lower bound of zero is not a rule that could be relaxed.
     """
-    (deadline.before_long_work if len(model.senses) >= _LONG else deadline.check)()
+    (deadlines.before_long_work if len(model.senses) >= _LONG else deadlines.check)()
     largest = float(np.abs(cost).max(initial=0)) or 1.0
-    held = program_at(model, cost / largest).held(decision, model.integer)
+    held = program_at(model, cost / largest).with_fixed_decision(decision, model.integer)
     answer = highs.run(highs.model_of(*held.rows_and_bounds))
     if answer.status is not Status.OPTIMAL:
         return []

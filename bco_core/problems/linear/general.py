@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.problems.base import EXPECTATION, Prescription, Price, Risk, SecondStagePlan, Status
 from bco_core.problems.linear.first_stage import LinearProblem, fix_entries
 from bco_core.problems.linear.model import LinearModel, Where
@@ -165,16 +165,16 @@ class GeneralLinear(LinearProblem):
     def prescribe(
         self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+        deadline = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
         atoms = self.clip(outcomes).detach().numpy()
-        if time_limit_seconds is not None and until is not None and self.stages.model.recourse_integer.any():
-            until -= min(_PRICING_SHARE * time_limit_seconds, self._pricing_seconds(atoms))
+        if time_limit_seconds is not None and deadline is not None and self.stages.model.recourse_integer.any():
+            deadline -= min(_PRICING_SHARE * time_limit_seconds, self._pricing_seconds(atoms))
         shares = weights.double().expand(atoms.shape[:2]).numpy()
         solutions: list[Solution] = []
-        with deadline.alarm(time_limit_seconds) as alarm:
+        with deadlines.alarm(time_limit_seconds) as alarm:
             for number, (own, share) in enumerate(zip(atoms, shares, strict=True)):
-                deadline.check()
-                turn = time_share(until, len(atoms) - number)
+                deadlines.check()
+                turn = time_share(deadline, len(atoms) - number)
                 own, share = own[share > 0], share[share > 0]
                 solution = self._cut(own, share, risk, alarm)
                 solutions.append(solution or self._prescribe_one(own, share, risk, turn))
@@ -187,30 +187,30 @@ class GeneralLinear(LinearProblem):
         self._costs(np.tile(decision, (len(some), 1)), some)
         return 2 * (time.monotonic() - began) / len(some) * len(atoms) * len(atoms[0])
 
-    def _cut(self, atoms: Array, weights: Array, risk: Risk, alarm: deadline.Flag) -> Solution | None:
+    def _cut(self, atoms: Array, weights: Array, risk: Risk, alarm: deadlines.Flag) -> Solution | None:
         fast, fixed = self.recourse.fast, self._fixed_cost(atoms, weights)
         return None if fast is None else fast.minimize(atoms, weights, risk, self.stages.model.gap, fixed, alarm)
 
-    def _prescribe_one(self, atoms: Array, weights: Array, risk: Risk, until: float | None) -> Solution:
+    def _prescribe_one(self, atoms: Array, weights: Array, risk: Risk, deadline: float | None) -> Solution:
         """Solve by HiGHS over all scenarios, or as many as fit one program."""
         fit = max(1, MOST_NUMBERS // max(self.stages.entries_per_scenario, 1))
         if len(atoms) <= fit:
-            return self._search(atoms, weights, risk, until)
+            return self._search(atoms, weights, risk, deadline)
         # Take as many as fit, evenly by weight.
         taken = np.searchsorted(np.cumsum(weights), (np.arange(fit) + 0.5) / fit).clip(max=len(atoms) - 1)
-        solution = self._search(atoms[taken], np.full(fit, 1 / fit), risk, until)
+        solution = self._search(atoms[taken], np.full(fit, 1 / fit), risk, deadline)
         reason = f"{len(atoms)} scenarios are too many for one program of this size: decided over {fit} of them"
         status = Status.BEST_EFFORT if solution.status is Status.OPTIMAL else solution.status
         return replace(solution, status=status, reason=reason, bound=np.nan, gap=np.nan)
 
-    def _search(self, atoms: Array, weights: Array, risk: Risk, until: float | None) -> Solution:
+    def _search(self, atoms: Array, weights: Array, risk: Risk, deadline: float | None) -> Solution:
         stages, dim = self.stages, self.decision_dim
         (
-            deadline.before_long_work
+            deadlines.before_long_work
             if self._has_integers or len(atoms) * stages.entries_per_scenario >= _LONG
-            else deadline.check
+            else deadlines.check
         )()
-        if until is not None and time.monotonic() >= until:
+        if deadline is not None and time.monotonic() >= deadline:
             return Solution(np.full(dim, np.nan), np.nan, Status.TIME_LIMIT, NO_TIME, HIGHS)
         program = program_over(stages, atoms, weights, risk)
         integer = integer_columns(stages, program, len(atoms))
@@ -218,7 +218,7 @@ class GeneralLinear(LinearProblem):
         unit = min(float(np.abs(program.cost).max(initial=0)), 1.0) or 1.0
         fixed = self._fixed_cost(atoms, weights)
         gap = replace(self.stages.model.gap, absolute=self.stages.model.gap.absolute / unit)
-        solution = minimize_program(replace(program, cost=program.cost / unit), integer, fixed / unit, until, gap)
+        solution = minimize_program(replace(program, cost=program.cost / unit), integer, fixed / unit, deadline, gap)
         solution = replace(
             solution,
             decision=solution.decision[:dim],
@@ -270,9 +270,9 @@ class GeneralLinear(LinearProblem):
         atoms, shares = self.clip(outcomes).detach().numpy(), weights.double().numpy()
         if stages.second.recourse_integer.any() or len(atoms) * stages.entries_per_scenario > MOST_NUMBERS:
             return []
-        (deadline.before_long_work if len(atoms) * stages.entries_per_scenario >= _LONG else deadline.check)()
+        (deadlines.before_long_work if len(atoms) * stages.entries_per_scenario >= _LONG else deadlines.check)()
         program = program_over(stages, atoms, shares, EXPECTATION)
-        held = program.held(decision.double().numpy(), integer_columns(stages, program, len(atoms)))
+        held = program.with_fixed_decision(decision.double().numpy(), integer_columns(stages, program, len(atoms)))
         largest = float(np.abs(held.cost).max(initial=0)) or 1.0
         answer = highs.run(highs.model_of(held.cost / largest, *held.rows_and_bounds[1:]))
         if answer.status is not Status.OPTIMAL:

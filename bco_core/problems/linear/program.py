@@ -67,7 +67,7 @@ class SparseProgram:
         most = np.where(self.senses <= 0, self.limits, np.inf)
         return self.cost, self.matrix, least, most, self.lower, self.upper
 
-    def held(self, decision: Array, which: NDArray[np.bool_]) -> SparseProgram:
+    def with_fixed_decision(self, decision: Array, which: NDArray[np.bool_]) -> SparseProgram:
         """Return the program with the marked variables fixed at the decision's."""
         at = np.pad(decision, (0, len(which) - len(decision)))
         return replace(self, lower=np.where(which, at, self.lower), upper=np.where(which, at, self.upper))
@@ -86,9 +86,9 @@ def to_prescription(solutions: Sequence[Solution]) -> Prescription:
     )
 
 
-def time_share(until: float | None, contexts: int) -> float | None:
+def time_share(deadline: float | None, contexts: int) -> float | None:
     """Return when the first of several contexts must be decided for each to have an equal share of the time left."""
-    return None if until is None else until - max(until - time.monotonic(), 0.0) * (1 - 1 / contexts)
+    return None if deadline is None else deadline - max(deadline - time.monotonic(), 0.0) * (1 - 1 / contexts)
 
 
 def risk_of(costs: Array, weights: Array, risk: Risk) -> float:
@@ -107,7 +107,7 @@ def minimize_program(
     program: SparseProgram,
     whole: NDArray[np.bool_],
     fixed: float,
-    until: float | None,
+    deadline: float | None,
     gap: Gap,
     start: Array | None = None,
 ) -> Solution:
@@ -133,7 +133,7 @@ def minimize_program(
             solver.setOptionValue("primal_feasibility_tolerance", tolerance)
             solver.setOptionValue("dual_feasibility_tolerance", tolerance)
         try:
-            answer = _exactly_whole(program, whole, fixed, highs.run(solver, _left(until)))
+            answer = _exactly_whole(program, whole, fixed, highs.run(solver, _left(deadline)))
         except SolverFailure as failure:
             failed = failure
             continue
@@ -149,8 +149,8 @@ def minimize_program(
     return Solution(decision, answer.objective + fixed, answer.status, REASONS[answer.status], HIGHS, bound)
 
 
-def _left(until: float | None) -> float | None:
-    return None if until is None else until - time.monotonic()
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
 
 
 def _exactly_whole(
@@ -164,7 +164,9 @@ def _exactly_whole(
     if not len(rounded) or (rounded == answer.values)[whole].all():
         return answer
     timely = None if answer.status is Status.OPTIMAL else _LAST_SECONDS
-    held = highs.run(highs.model_of(*program.held(rounded, whole).rows_and_bounds, offset=-fixed), timely)
+    held = highs.run(
+        highs.model_of(*program.with_fixed_decision(rounded, whole).rows_and_bounds, offset=-fixed), timely
+    )
     if held.status is Status.TIME_LIMIT:
         # An answer cut off by the time limit claims no optimality.
         return replace(answer, values=np.where(whole, rounded, answer.values) + 0.0)

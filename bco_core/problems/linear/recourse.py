@@ -20,7 +20,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.affine import Matrix, Vector
 from bco_core.problems.linear.model import LARGEST_FORM, LinearModel, form_size
@@ -185,7 +185,7 @@ class FixedRecourse:
         return self.recourse.solve(self.recourse_cost.at(outcomes), limits, size)
 
     def minimize(
-        self, atoms: Array, weights: Array, risk: Risk, gap: Gap, fixed: float, alarm: deadline.Flag
+        self, atoms: Array, weights: Array, risk: Risk, gap: Gap, fixed: float, alarm: deadlines.Flag
     ) -> Solution | None:
         """Minimise over outcomes (K, d_y) by cutting planes; None unless they provably closed the gap or were stopped.
 
@@ -197,24 +197,24 @@ class FixedRecourse:
             return None
         # Start from the decision for the mean outcome, which need not be exact, nor exist.
         mean = self._cut((weights @ atoms)[None], np.ones(1), self.anywhere, EXPECTATION, _START_GAP, fixed, alarm)
-        begin = mean.decision if mean.ended == cuts.CONVERGED else self.anywhere
+        begin = mean.decision if mean.outcome == cuts.CONVERGED else self.anywhere
         minimum = self._cut(atoms, weights, begin, risk, min(cuts.GAP, gap.relative / 2), fixed, alarm)
         # Rounding must not carry a decision past its bounds.
         z = np.clip(minimum.decision, self.lower, self.upper)
-        if minimum.ended not in (cuts.CONVERGED, cuts.STOPPED):
+        if minimum.outcome not in (cuts.CONVERGED, cuts.STOPPED):
             return None
         proven = self.certified_risk(z, atoms, weights, risk)
         if proven is None:
             return None
-        if minimum.ended == cuts.STOPPED:
-            deadline.check()
+        if minimum.outcome == cuts.STOPPED:
+            deadlines.check()
             return Solution(z, proven, Status.TIME_LIMIT, REASONS[Status.TIME_LIMIT], CUTS)
         if not gap.closes(proven, minimum.bound, fixed):
             return None
         return with_gap(Solution(z, proven, Status.OPTIMAL, "", CUTS, minimum.bound), fixed, gap)
 
     def _cut(
-        self, atoms: Array, weights: Array, begin: Array, risk: Risk, gap: float, fixed: float, alarm: deadline.Flag
+        self, atoms: Array, weights: Array, begin: Array, risk: Risk, gap: float, fixed: float, alarm: deadlines.Flag
     ) -> cuts.CutSolution:
         return cuts.minimize_random(
             self.recourse,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.problems.base import Risk
 from bco_core.problems.linear.affine import Matrix, Vector, above, beside, stacked
 from bco_core.problems.linear.model import LinearModel
@@ -193,7 +193,7 @@ class ProgramSequence:
         rows, columns = (np.arange(size, dtype=np.int32) for size in self.matrix.constant.shape)
         solver: highspy.Highs | None = None
         for k in range(len(outcomes)):
-            deadline.check()
+            deadlines.check()
             if solver is None or not self.matrix.certain:
                 basis = None if solver is None or self.integer.any() else solver.getBasis()
                 solver = highs.model_of(

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Risk, SecondStagePlan, Status
 from bco_core.problems.linear.affine import Vector
@@ -81,7 +81,7 @@ class RightHandSide:
         return rhs, size
 
 
-def _known(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+def _fill_missing_rows(rows: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return rows (n, d) with zeros in place of rows that are not finite, and a mask of these, None without any."""
     if rows.isfinite().all():
         return rows, None
@@ -96,7 +96,7 @@ class _Decide(torch.autograd.Function):
     def forward(ctx: Any, outcomes: Tensor, pool: BasisPool, right: RightHandSide, bounds: Tensor) -> Tensor:
         dim = bounds.shape[1]
         flat = outcomes.detach().reshape(-1, outcomes.shape[-1])
-        known, missing = _known(flat)
+        known, missing = _fill_missing_rows(flat)
         wanted = bool(ctx.needs_input_grad[0])
         solved = pool.solve(*right.at(known), jacobian=wanted)
         back = torch.from_numpy(pool.form.by_column[:dim][:, pool.watched])
@@ -124,7 +124,7 @@ class _Recourse(torch.autograd.Function):
     def forward(ctx: Any, decisions: Tensor, outcomes: Tensor, pool: BasisPool, right: RightHandSide) -> Tensor:
         z = decisions.detach().reshape(-1, decisions.shape[-1])
         y = outcomes.detach().reshape(-1, outcomes.shape[-1])
-        (z, no_decision), (y, no_outcome) = _known(z), _known(y)
+        (z, no_decision), (y, no_outcome) = _fill_missing_rows(z), _fill_missing_rows(y)
         solved = pool.solve(*right.at(y, z))
         if any(ctx.needs_input_grad):
             dual = torch.from_numpy(solved.dual)
@@ -269,22 +269,22 @@ class TwoStageLinear(LinearProblem):
     def prescribe(
         self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+        deadline = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
         atoms = self.clip(outcomes).detach().numpy()
         shares = weights.double().expand(atoms.shape[:2]).numpy()
         begin = self.decide(
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
         solutions: list[Solution] = []
-        with deadline.alarm(time_limit_seconds) as alarm:
+        with deadlines.alarm(time_limit_seconds) as alarm:
             for one in zip(atoms, shares, begin, strict=True):
-                deadline.check()
-                turn = time_share(until, len(atoms) - len(solutions))
+                deadlines.check()
+                turn = time_share(deadline, len(atoms) - len(solutions))
                 solutions.append(self._prescribe_one(*one, risk, turn, alarm))
         return to_prescription(solutions)
 
     def _prescribe_one(
-        self, atoms: Array, weights: Array, begin: Array, risk: Risk, until: float | None, alarm: deadline.Flag
+        self, atoms: Array, weights: Array, begin: Array, risk: Risk, deadline: float | None, alarm: deadlines.Flag
     ) -> Solution:
         rows = len(self.recourse.form.matrix)
         atoms, weights = atoms[weights > 0], weights[weights > 0]
@@ -292,29 +292,29 @@ class TwoStageLinear(LinearProblem):
             solution = self._cut(atoms, weights, begin, risk, alarm)
             if solution is not None:
                 return solution
-        if until is None or not self._has_integers or not _is_long(self.stages, len(atoms)):
-            return self._search(atoms, weights, risk, until)
+        if deadline is None or not self._has_integers or not _is_long(self.stages, len(atoms)):
+            return self._search(atoms, weights, risk, deadline)
         # A long search may end without any decision, so secure one first.
-        deadline.before_long_work()
-        left = until - time.monotonic()
-        mean_solution = self._for_mean(atoms, weights, risk, until - (1 - _MEAN_SHARE) * left)
-        if until - time.monotonic() < _reading_seconds(self.stages, len(atoms)):
+        deadlines.before_long_work()
+        left = deadline - time.monotonic()
+        mean_solution = self._for_mean(atoms, weights, risk, deadline - (1 - _MEAN_SHARE) * left)
+        if deadline - time.monotonic() < _reading_seconds(self.stages, len(atoms)):
             return mean_solution
-        solution = self._search(atoms, weights, risk, until)
+        solution = self._search(atoms, weights, risk, deadline)
         cut_off = solution.status is Status.TIME_LIMIT and not np.isfinite(solution.decision).all()
         return mean_solution if cut_off else solution
 
-    def _for_mean(self, atoms: Array, weights: Array, risk: Risk, until: float) -> Solution:
+    def _for_mean(self, atoms: Array, weights: Array, risk: Risk, deadline: float) -> Solution:
         """Return the decision for the mean outcome, the fallback when time runs out."""
-        solution = solve_extensive(self.stages, (weights @ atoms)[None], np.ones(1), EXPECTATION, until, self.gap)
+        solution = solve_extensive(self.stages, (weights @ atoms)[None], np.ones(1), EXPECTATION, deadline, self.gap)
         objective = self._certified_risk(solution.decision, atoms, weights, risk)
         reason = _MEAN_DECISION if np.isfinite(solution.decision).all() else REASONS[Status.TIME_LIMIT]
         objective = np.nan if objective is None else objective
         return Solution(solution.decision, objective, Status.TIME_LIMIT, reason, HIGHS)
 
-    def _search(self, atoms: Array, weights: Array, risk: Risk, until: float | None) -> Solution:
+    def _search(self, atoms: Array, weights: Array, risk: Risk, deadline: float | None) -> Solution:
         """Solve by HiGHS over all scenarios; recompute the risk by certified recourse."""
-        solution = solve_extensive(self.stages, atoms, weights, risk, until, self.gap)
+        solution = solve_extensive(self.stages, atoms, weights, risk, deadline, self.gap)
         objective = self._certified_risk(solution.decision, atoms, weights, risk)
         if objective is None or solution.status not in (Status.OPTIMAL, Status.TIME_LIMIT):
             return solution
@@ -339,7 +339,7 @@ class TwoStageLinear(LinearProblem):
         """The cost that no decision can avoid; gaps are measured without it."""
         return fixed_cost(self.stages)
 
-    def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, alarm: deadline.Flag) -> Solution | None:
+    def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, alarm: deadlines.Flag) -> Solution | None:
         """Minimise by cutting planes; None unless they provably closed the gap or were stopped."""
         form, bases, first = self.recourse.form, self.recourse.bases, self.stages.first
         right = self.recourse_rhs
@@ -369,7 +369,7 @@ class TwoStageLinear(LinearProblem):
             )
         if ended != cuts.STOPPED:
             return None
-        deadline.check()
+        deadlines.check()
         if np.isfinite(objective):
             proven = self._certified_risk(z, atoms, weights, risk)
             objective = objective + form.base_cost if proven is None else proven
@@ -418,9 +418,9 @@ class TwoStageLinear(LinearProblem):
         """Price the rules in the order of the specification; a lower bound of zero is not one that could be relaxed."""
         stages, model = self.stages, self.stages.model
         atoms, count = self.clip(outcomes).numpy(), len(outcomes)
-        (deadline.before_long_work if _is_long(stages, count) else deadline.check)()
+        (deadlines.before_long_work if _is_long(stages, count) else deadlines.check)()
         program = extensive_program(stages, atoms, weights.double().numpy(), EXPECTATION)
-        held = program.held(decision.double().numpy(), integer_columns(stages, program, count))
+        held = program.with_fixed_decision(decision.double().numpy(), integer_columns(stages, program, count))
         cost, matrix, least, most, lower, upper = held.rows_and_bounds
         unit = cost_unit(model.cost, model.recourse_cost)
         answer = highs.run(highs.model_of(cost / unit, matrix, least, most, lower, upper))
@@ -506,22 +506,22 @@ def extensive_program(stages: StagedModel, atoms: Array, weights: Array, risk: R
 
 
 def solve_extensive(
-    stages: StagedModel, atoms: Array, weights: Array, risk: Risk, until: float | None, gap: Gap = GAP
+    stages: StagedModel, atoms: Array, weights: Array, risk: Risk, deadline: float | None, gap: Gap = GAP
 ) -> Solution:
     """Solve the program over all scenarios by HiGHS.
 
     HiGHS rounds small numbers to zero: where all costs are small, they are measured in units of the largest.
     """
-    (deadline.before_long_work if _is_long(stages, len(atoms)) else deadline.check)()
+    (deadlines.before_long_work if _is_long(stages, len(atoms)) else deadlines.check)()
     dim = len(stages.first.lower)
-    if until is not None and time.monotonic() >= until:
+    if deadline is not None and time.monotonic() >= deadline:
         return Solution(np.full(dim, np.nan), np.nan, Status.TIME_LIMIT, NO_TIME, HIGHS)
     unit = cost_unit(stages.model.cost, stages.model.recourse_cost)
     scaled = _in_cost_units(stages, unit)
     program = extensive_program(scaled, atoms, weights, risk)
     integer = integer_columns(scaled, program, len(atoms))
     scaled_gap = replace(gap, absolute=gap.absolute / unit)
-    solution = minimize_program(program, integer, fixed_cost(scaled), until, scaled_gap)
+    solution = minimize_program(program, integer, fixed_cost(scaled), deadline, scaled_gap)
     solution = replace(
         solution,
         decision=solution.decision[:dim],

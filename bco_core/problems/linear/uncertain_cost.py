@@ -22,7 +22,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Prescription, Price, Risk, Status
 from bco_core.problems.linear.first_stage import LinearProblem, fix_entries, is_bounded, program_at, row_prices
@@ -79,7 +79,7 @@ class IntegerSearch:
         self, model: LinearModel, incumbents: IncumbentPool, time_limit_seconds: float | None, contexts: int
     ) -> None:
         self._model, self._incumbents, self._left = model, incumbents, contexts
-        self._until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+        self._deadline = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
 
     def at(self, outcome: Array) -> Solution:
         """Return the optimal decision for one outcome (d_y,)."""
@@ -98,9 +98,9 @@ class IntegerSearch:
 
     def _solve(self, program: SparseProgram, mean: Array, long: bool) -> Solution:
         """Return the optimal decision; where all costs are small, HiGHS gets them in units of the largest."""
-        (deadline.before_long_work if long else deadline.check)()
-        dim, until = len(mean), self._turn()
-        if until is not None and time.monotonic() >= until:
+        (deadlines.before_long_work if long else deadlines.check)()
+        dim, deadline = len(mean), self._turn()
+        if deadline is not None and time.monotonic() >= deadline:
             return Solution(np.full(dim, np.nan), np.nan, Status.TIME_LIMIT, NO_TIME, HIGHS)
         integer = np.zeros(len(program.cost), dtype=bool)
         integer[:dim] = self._model.integer
@@ -108,7 +108,7 @@ class IntegerSearch:
         gap = replace(self._model.gap, absolute=self._model.gap.absolute / unit)
         start = self._incumbents.best(mean) if integer.any() and len(program.cost) == dim else None
         scaled = replace(program, cost=program.cost / unit)
-        solution = minimize_program(scaled, integer, self._fixed(mean) / unit, until, gap, start)
+        solution = minimize_program(scaled, integer, self._fixed(mean) / unit, deadline, gap, start)
         if integer.any() and np.isfinite(solution.decision).all():
             self._incumbents.add(solution.decision[:dim])
         return replace(
@@ -129,7 +129,7 @@ class IntegerSearch:
     def _turn(self) -> float | None:
         """Return when the next context must be decided."""
         contexts, self._left = max(self._left, 1), self._left - 1
-        return time_share(self._until, contexts)
+        return time_share(self._deadline, contexts)
 
 
 def _cvar_program(model: LinearModel, atoms: Array, weights: Array, risk: Risk, mean: Array) -> SparseProgram:
@@ -265,7 +265,7 @@ class UncertainCostLinear(LinearProblem):
 
     def _certified(self, outcomes: Array) -> list[Solution]:
         """Return the oracle's solutions for outcomes (n, d_y): optimal where proven."""
-        deadline.check()
+        deadlines.check()
         solved = self.oracle.solve(self.model.cost.at(outcomes))
         return [
             _solution(*one)

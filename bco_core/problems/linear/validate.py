@@ -17,7 +17,7 @@ from itertools import islice, product
 import numpy as np
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import Status
 from bco_core.problems.linear.first_stage import program_at
@@ -64,11 +64,11 @@ def check_general(stages: StagedModel, recourse: RecourseSolver) -> None:
     outcomes, bounded = _outcomes_to_try(stages.model)
     _check_optimum(stages, outcomes, bounded)
     try:
-        with deadline.until(time.monotonic() + CHECK_SECONDS):
+        with deadlines.until(time.monotonic() + CHECK_SECONDS):
             _check_edges(stages, recourse, outcomes if bounded else outcomes[:1])
     except OutOfTime:
         # This search has used its time, or the caller has none left, or the caller wants no long work.
-        deadline.before_long_work()
+        deadlines.before_long_work()
 
 
 def _outcomes_to_try(model: LinearModel) -> tuple[Array, bool]:
@@ -137,21 +137,21 @@ def _check_edges(stages: StagedModel, recourse: RecourseSolver, outcomes: Array)
             )
 
 
-def check_recourse(stages: StagedModel, until: float = math.inf) -> None:
+def check_recourse(stages: StagedModel, deadline: float = math.inf) -> None:
     """Refuse a model in which some decision and outcome leave no recourse, with such a pair in the message.
 
-    The search ends at ``until`` on the monotonic clock.
+    The search ends at ``deadline`` on the monotonic clock.
     """
     if _serves_everything(stages.recourse_program):
         return
     form, first = linear_form(stages.recourse_program), stages.first
     for reach in _REACHES:
         try:
-            with deadline.until(until):
+            with deadlines.until(deadline):
                 witness = _witness(stages, form, reach)
         except OutOfTime:
             # This search has used its time, or the caller has none left, or the caller wants no long work.
-            deadline.before_long_work()
+            deadlines.before_long_work()
             return
         if witness is not None:
             decision, outcome, row = witness
@@ -199,7 +199,7 @@ def _witness(stages: StagedModel, form: LinearForm, reach: float) -> tuple[Array
     for direction in np.eye(len(constant)):
         ray = direction
         for _ in range(_TURNS):
-            deadline.check()
+            deadlines.check()
             outcome = np.where(ray @ by_outcome >= 0, highest, lowest)
             decision = _worst_decision(stages.first, ray @ by_decision, reach * size)
             key = np.concatenate([outcome, decision]).tobytes()

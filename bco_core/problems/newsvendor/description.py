@@ -79,13 +79,13 @@ def column(items: Items, name: str, default: float | None, allowed: Callable[[fl
 
 def unit_costs(items: Items) -> tuple[Tensor, Tensor]:
     """Return underage and overage costs, each (d,): as stated, or from price, unit cost and salvage value."""
-    costed = [_costed(item, index) for index, item in enumerate(items)]
+    costed = [_derive_costs(item, index) for index, item in enumerate(items)]
     return column(costed, "underage_cost", None, _positive, _COST), column(
         costed, "overage_cost", None, _positive, _COST
     )
 
 
-def _costed(item: dict[str, Any], index: int) -> dict[str, Any]:
+def _derive_costs(item: dict[str, Any], index: int) -> dict[str, Any]:
     margins = [name for name in _MARGINS if item.get(name) is not None]
     if not margins:
         lacking = next((name for name in ("underage_cost", "overage_cost") if item.get(name) is None), None)
@@ -126,8 +126,8 @@ def _costed(item: dict[str, Any], index: int) -> dict[str, Any]:
 
 def order_bounds(items: Items, stock: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least and the largest order of each item (d,); stock on hand cannot be returned."""
-    low = column(items, "minimum_order", -math.inf, _known, _BOUND)
-    high = column(items, "maximum_order", math.inf, _known, _BOUND)
+    low = column(items, "minimum_order", -math.inf, _is_known, _BOUND)
+    high = column(items, "maximum_order", math.inf, _is_known, _BOUND)
     low = torch.where((stock > 0) & (low == -math.inf), 0.0, low)
     for index, empty in enumerate((low > high).tolist()):
         if empty:
@@ -251,7 +251,7 @@ def _not_negative(value: float) -> bool:
     return math.isfinite(value) and value >= 0
 
 
-def _known(value: float) -> bool:
+def _is_known(value: float) -> bool:
     return not math.isnan(value)
 
 

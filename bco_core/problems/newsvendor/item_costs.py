@@ -105,13 +105,13 @@ def grid_bounds(low: Tensor, high: Tensor, steps: Tensor) -> tuple[Tensor, Tenso
     """Return bounds (..., d) moved inwards to multiples of the steps (d,)."""
     unit = torch.where(steps > 0, steps, 1.0)
 
-    def moved(bound: Tensor, up: bool) -> Tensor:
+    def round_inwards(bound: Tensor, up: bool) -> Tensor:
         count = bound / unit
         near = (count - count.round()).abs() <= ROUNDING * count.abs().clamp_min(1.0)
         edge = torch.where(near, count.round(), count.ceil() if up else count.floor()) * unit
         return torch.where((steps > 0) & bound.isfinite(), edge, bound)
 
-    return moved(low, up=True), moved(high, up=False)
+    return round_inwards(low, up=True), round_inwards(high, up=False)
 
 
 @dataclass(frozen=True)

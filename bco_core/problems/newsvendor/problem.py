@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.batch_kernels import sum_of_rows
 from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk, Status
 from bco_core.problems.linear.model import SENSES
@@ -121,7 +121,7 @@ class Newsvendor(DecisionProblem):
 
     @property
     def relaxation(self) -> Self:
-        return replace(self, steps=torch.zeros_like(self.steps)) if self._packed else self
+        return replace(self, steps=torch.zeros_like(self.steps)) if self._has_packs else self
 
     @property
     def fractiles(self) -> Tensor | None:
@@ -133,16 +133,16 @@ class Newsvendor(DecisionProblem):
         return torch.maximum(self.underage / (self.underage + self.overage), self.service)
 
     @cached_property
-    def _packed(self) -> bool:
+    def _has_packs(self) -> bool:
         return bool((self.steps > 0).any())
 
     @cached_property
-    def _stocked(self) -> bool:
+    def _has_stock(self) -> bool:
         return bool(self.stock.any())
 
     @property
     def decides_alone(self) -> bool:
-        return len(self.rows) < 2 and not self.fill_rate and (not self._packed or self._one_pack is not None)
+        return len(self.rows) < 2 and not self.fill_rate and (not self._has_packs or self._one_pack is not None)
 
     @property
     def promises(self) -> bool:
@@ -151,7 +151,7 @@ class Newsvendor(DecisionProblem):
     def decide(self, outcomes: Tensor) -> Tensor:
         if len(self.rows) > 1:
             return self._point.decide(outcomes)
-        needed = outcomes - self.stock if self._stocked else outcomes
+        needed = outcomes - self.stock if self._has_stock else outcomes
         wanted = needed.clamp(self.minimum, self.maximum)
         if not len(self.rows):
             return wanted
@@ -174,7 +174,7 @@ class Newsvendor(DecisionProblem):
 
     def within(self, decisions: Tensor) -> Tensor:
         inside = (decisions >= self.minimum) & (decisions <= self.maximum)
-        if self._packed:
+        if self._has_packs:
             unit = torch.where(self.steps > 0, self.steps, 1.0)
             away = (decisions - (decisions / unit).round() * unit).abs()
             inside &= (away <= ROUNDING * (unit + decisions.abs())) | (self.steps <= 0)
@@ -213,13 +213,13 @@ class Newsvendor(DecisionProblem):
     ) -> Prescription:
         weights = weights.to(outcomes)
         coupled = bool(risk.cvar_weight) or bool(self.fill_rate) or len(self.rows) > 1
-        if not coupled and not len(self.rows) and not self._packed:
+        if not coupled and not len(self.rows) and not self._has_packs:
             decisions = self.decide(weighted_quantile(outcomes, weights, self._levels))
             return self._check_promises(self.optimal(decisions, outcomes, weights), outcomes, weights)
         outcomes = outcomes.detach().double()
         if not coupled and not len(self.rows):
             return self._check_promises(self._neighbours(outcomes, weights), outcomes, weights)
-        if not coupled and (not self._packed or self._one_pack is not None):
+        if not coupled and (not self._has_packs or self._one_pack is not None):
             return self._by_price(outcomes, weights, time_limit_seconds)
         return self._by_program(outcomes, weights, risk, time_limit_seconds)
 
@@ -255,7 +255,7 @@ class Newsvendor(DecisionProblem):
         return abs(float(use[0])) if len(use) and use[0] and (use == use[0]).all() else None
 
     def _by_price(self, outcomes: Tensor, weights: Tensor, time_limit_seconds: float | None) -> Prescription:
-        deadline.check()
+        deadlines.check()
         costs = self._item_costs(outcomes, weights)
         low, high = self._bounds(costs)
         limit, sense = float(self.rows.limits[0]), int(self.rows.senses[0])
@@ -490,11 +490,11 @@ def judge(orders: Tensor, objective: Tensor, bound: Tensor, size: Tensor) -> Pre
 
 def solve_all(programs: Iterable[OrderProgram], count: int, time_limit_seconds: float | None) -> list[OrderSolution]:
     """Solve ``count`` programs one by one, each with an equal share of the time that is left."""
-    until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+    deadline = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
     solutions: list[OrderSolution] = []
     for program in programs:
         left = count - len(solutions)
-        share = None if until is None else max(until - time.monotonic(), 0.0) / left
+        share = None if deadline is None else max(deadline - time.monotonic(), 0.0) / left
         solutions.append(solve(program, share))
     return solutions
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import SolverFailure
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.newsvendor.description import ROUNDING, OrderRows
@@ -87,22 +87,22 @@ class _HighsProgram:
 
 def solve(instance: OrderProgram, time_limit_seconds: float | None = None) -> OrderSolution:
     """Return the best orders; if service levels cannot be kept, those that miss them least, as ``best_effort``."""
-    until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+    deadline = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
     used = instance.weights > 0
     instance = replace(instance, needs=instance.needs[used], weights=instance.weights[used])
     whole, risky = bool(instance.steps.any()), bool(instance.risk.cvar_weight)
     long = (whole or risky) and instance.needs.size >= _LONG
-    (deadline.before_long_work if long else deadline.check)()
-    solution = _run(instance, until, soft=False)
+    (deadlines.before_long_work if long else deadlines.check)()
+    solution = _run(instance, deadline, soft=False)
     if solution.status is not Status.INFEASIBLE:
         return solution
-    solution = _run(instance, until, soft=True)
+    solution = _run(instance, deadline, soft=True)
     if solution.status is not Status.OPTIMAL:
         return solution
     return replace(solution, status=Status.BEST_EFFORT, bound=np.nan)
 
 
-def _run(instance: OrderProgram, until: float | None, soft: bool) -> OrderSolution:
+def _run(instance: OrderProgram, deadline: float | None, soft: bool) -> OrderSolution:
     unit, dearest = instance.size, float(max(instance.underage.max(), instance.overage.max()))
     small = _in_units(instance, unit, dearest)
     program = _risky(small, soft) if instance.risk.cvar_weight else _segments(small, soft)
@@ -122,7 +122,7 @@ def _run(instance: OrderProgram, until: float | None, soft: bool) -> OrderSoluti
         solver.setOptionValue("primal_feasibility_tolerance", tolerance)
         solver.setOptionValue("dual_feasibility_tolerance", tolerance)
         try:
-            answer = highs.run(solver, None if until is None else max(until - time.monotonic(), 0.0))
+            answer = highs.run(solver, None if deadline is None else max(deadline - time.monotonic(), 0.0))
             break
         except SolverFailure as failure:
             failed = failure

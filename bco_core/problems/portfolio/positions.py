@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.batch_kernels import product
 from bco_core.problems.portfolio.risk import risk_of
 from bco_core.problems.portfolio.rules import Rules, rules_of
@@ -103,21 +103,21 @@ class Portfolios:
 
     def hold(self, positions: Tensor) -> Tensor:
         """Return whether positions (..., m) keep all rules: (...)."""
-        rules, room = self.rules, self.rules.room
+        rules, tolerance = self.rules, self.rules.rounding_tolerance
         total = positions.sum(-1)
-        holds = ((positions >= self.lower - room) & (positions <= self.upper + room)).all(-1)
-        holds &= total <= rules.budget + room
+        holds = ((positions >= self.lower - tolerance) & (positions <= self.upper + tolerance)).all(-1)
+        holds &= total <= rules.budget + tolerance
         if rules.full:
-            holds &= total >= rules.budget - room
+            holds &= total >= rules.budget - tolerance
         if rules.longest is not None:
-            holds &= positions.clamp_min(0).sum(-1) <= rules.longest + room
+            holds &= positions.clamp_min(0).sum(-1) <= rules.longest + tolerance
         if rules.shortest is not None:
-            holds &= (-positions).clamp_min(0).sum(-1) <= rules.shortest + room
+            holds &= (-positions).clamp_min(0).sum(-1) <= rules.shortest + tolerance
         for group in rules.groups:
             value = (positions * torch.from_numpy(group.members)).sum(-1)
-            holds &= (value >= group.minimum - room) & (value <= group.maximum + room)
+            holds &= (value >= group.minimum - tolerance) & (value <= group.maximum + tolerance)
         if rules.maximum_turnover is not None:
-            holds &= self.turnover(positions) <= rules.maximum_turnover + room
+            holds &= self.turnover(positions) <= rules.maximum_turnover + tolerance
         return holds
 
     def least_variance(self, returns: Array, target: float) -> Array:
@@ -132,7 +132,7 @@ class Portfolios:
         return portfolios
 
     def _point(self, returns: Array, target: float) -> Array:
-        deadline.check()
+        deadlines.check()
         program = self.program
         if not self.rules.needs_program:
             return point_portfolio(self.dense, returns, target).portfolio
@@ -157,7 +157,7 @@ class Portfolios:
         solvers = [""] * len(portfolios)
         gaps, scale = self.gaps(portfolios, returns, aversion)
         for row in np.flatnonzero(~(gaps <= _GAP * scale) | (codes != OPTIMAL)):
-            deadline.check()
+            deadlines.check()
             full = self.rules.full
             other = (
                 self._one_mean_variance(scaled[row], aversion, exact=True)
@@ -172,7 +172,7 @@ class Portfolios:
         return portfolios, solvers
 
     def _one_mean_variance(self, returns: Array, aversion: float, exact: bool) -> Array:
-        deadline.check()
+        deadlines.check()
         program = self.program
         linear = program.linear(returns, aversion)
         none, nothing = np.empty((0, len(linear))), np.empty(0)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk, Status
 from bco_core.problems.portfolio.positions import Portfolios
@@ -136,11 +136,11 @@ class ReturnConstrainedPortfolio(DecisionProblem):
     ) -> Prescription:
         if risk.cvar_weight:
             raise InvalidInput("the cost of this portfolio is certain: state the risk by confidence", ("risk",))
-        until = math.inf if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+        deadline = math.inf if time_limit_seconds is None else time.monotonic() + time_limit_seconds
         shares = weights.expand(outcomes.shape[:2]).double()
         simple = self.decide(torch.einsum("bky,bk->by", outcomes, shares)).numpy()
         each = zip(outcomes.double().numpy(), shares.numpy(), simple, strict=True)
-        solutions = [self._prescribe_one(*one, until) for one in each]
+        solutions = [self._prescribe_one(*one, deadline) for one in each]
         decisions = torch.from_numpy(np.stack([one.decision for one in solutions]))
         reasons, variances = tuple(one.reason for one in solutions), self.portfolios.variance(decisions)
         bounds = torch.tensor([one.bound for one in solutions], dtype=torch.float64)
@@ -155,13 +155,13 @@ class ReturnConstrainedPortfolio(DecisionProblem):
             bounds=bounds,
         )
 
-    def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> _PortfolioSolution:
+    def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, deadline: float) -> _PortfolioSolution:
         try:
-            with deadline.until(until):
-                deadline.check()
+            with deadlines.until(deadline):
+                deadlines.check()
                 tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
         except OutOfTime:
-            deadline.check()
+            deadlines.check()
             reason = "time limit reached before hedging: this is the decision for the mean outcome"
             return _PortfolioSolution(simple, Status.TIME_LIMIT, reason)
         if not tail.verified:

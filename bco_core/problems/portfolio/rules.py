@@ -69,7 +69,7 @@ class Rules:
         return self.lifts or self.full
 
     @property
-    def room(self) -> float:
+    def rounding_tolerance(self) -> float:
         """How far rounding may break a rule."""
         return TOLERANCE * max(1.0, self.budget)
 
@@ -92,11 +92,11 @@ class Rules:
         broken: list[Breach] = []
 
         def at_most(value: float, limit: float | None, where: Where, what: str) -> None:
-            if limit is not None and value > limit + self.room:
+            if limit is not None and value > limit + self.rounding_tolerance:
                 broken.append(Breach(where, value - limit, f"{what} {value:.6g}, and must be at most {limit:.6g}"))
 
         def at_least(value: float, limit: float, where: Where, what: str) -> None:
-            if value < limit - self.room:
+            if value < limit - self.rounding_tolerance:
                 broken.append(Breach(where, limit - value, f"{what} {value:.6g}, and must be at least {limit:.6g}"))
 
         for j, (name, value) in enumerate(zip(self.names, positions.tolist(), strict=True)):
@@ -313,7 +313,7 @@ def _refuse_empty(rules: Rules) -> None:
     for index, group in enumerate(rules.groups):
         for end, sign, bound in (("minimum", 1.0, group.minimum), ("maximum", -1.0, group.maximum)):
             reached = sign * _most(still, sign * group.members)
-            if sign * reached < sign * bound - rules.room:
+            if sign * reached < sign * bound - rules.rounding_tolerance:
                 raise InvalidInput(
                     f"the positions of group {group.name} sum to at {'most' if sign > 0 else 'least'} {reached:g} "
                     f"under the other rules, and {bound:g} is its {end}",
@@ -322,7 +322,7 @@ def _refuse_empty(rules: Rules) -> None:
         still = replace(still, groups=(*still.groups, group))
     if rules.current is not None and rules.maximum_turnover is not None:
         needed = -_most(replace(still, current=rules.current), np.zeros(len(lower)), -1.0)
-        if needed > rules.maximum_turnover + rules.room:
+        if needed > rules.maximum_turnover + rules.rounding_tolerance:
             raise InvalidInput(
                 f"from the current positions the other rules need a turnover of at least {needed:g}",
                 ("maximum_turnover",),

@@ -17,7 +17,7 @@ import highspy
 import numpy as np
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import SolverFailure
 from bco_core.problems.base import EXPECTATION, Status
 from bco_core.problems.linear.model import LinearModel, read_model
@@ -66,7 +66,7 @@ def ratio(sources: int, customers: int, technology: bool) -> float:
         answer = highs.run(solver)
         times["HiGHS"].append(time.perf_counter() - began)
         began = time.perf_counter()
-        with deadline.alarm(None) as rung:
+        with deadlines.alarm(None) as rung:
             result = stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
         times["ours"].append(time.perf_counter() - began)
         if result is None or result.status is not Status.OPTIMAL:

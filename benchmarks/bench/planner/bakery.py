@@ -8,7 +8,7 @@ from app.demo import bakery_rows, example_problem
 from benchmarks.bench.serving import train
 
 
-def learned(client: httpx.Client) -> str:
+def learn_posterior(client: httpx.Client) -> str:
     """Learn the posterior in two epochs and return its id."""
     outcomes = [item["name"] for item in example_problem()["spec"]["items"]]
     problem = client.post("/v1/problems", json=example_problem()).json()

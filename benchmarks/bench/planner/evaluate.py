@@ -13,7 +13,7 @@ import httpx
 
 from app.commands.serve import LocalService
 from app.demo import MORNINGS
-from benchmarks.bench.planner.bakery import learned
+from benchmarks.bench.planner.bakery import learn_posterior
 
 CALLS, _WARM = 200, 10
 # The usual order, a tenth more, and one item left to the service.
@@ -36,7 +36,7 @@ def evaluate_p50_ms(calls: int = CALLS) -> dict[str, float]:
         LocalService(BCO_DATABASE_URL=f"sqlite:///{Path(folder) / 'bench.db'}") as service,
         httpx.Client(base_url=service.url, timeout=120) as client,
     ):
-        posterior = learned(client)
+        posterior = learn_posterior(client)
         kinds: dict[str, tuple[str, dict[str, Any]]] = {
             "evaluate_p50_ms": ("evaluate", {"alternatives": _ALTERNATIVES}),
             "evaluate_patched_p50_ms": ("evaluate", {"alternatives": _ALTERNATIVES, "problem_patch": _PATCH}),

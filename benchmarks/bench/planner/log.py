@@ -22,7 +22,7 @@ import psutil
 from app.commands.serve import LocalService
 from app.demo import MORNINGS
 from benchmarks.bench.clients import Connection
-from benchmarks.bench.planner.bakery import learned
+from benchmarks.bench.planner.bakery import learn_posterior
 
 TURNS, SECONDS = 12, 2.0
 # The log writes everything within this time.
@@ -45,7 +45,7 @@ def log_overhead(turns: int = TURNS, seconds: float = SECONDS) -> dict[str, floa
             LocalService(**shared, BCO_LOG_PRESCRIPTIONS="false") as off,
         ):
             with httpx.Client(base_url=on.url, timeout=120) as client:
-                posterior = learned(client)
+                posterior = learn_posterior(client)
             result = asyncio.run(_in_turns([on, off], posterior, turns, seconds))
             _check(on, posterior, sum(calls for calls, _, _ in result[0]))
     took, worked = ([[one[what] / one[0] for one in service] for service in result] for what in (1, 2))

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from benchmarks.bench.planner.backtest import backtest_rows_per_s
 from benchmarks.bench.planner.evaluate import evaluate_p50_ms
+from benchmarks.bench.planner.include import prescribe_full
 from benchmarks.bench.planner.log import log_overhead
 from benchmarks.bench.planner.newsvendor import newsvendor_budget_vs_highs
-from benchmarks.bench.planner.open import prescribe_full
 
 
 def run(as_json: bool) -> dict[str, float]:

@@ -30,7 +30,7 @@ PRESENTED = 20_000
 MISSING = "PyEPO is not installed, so its SPO+ is left out; the bench extra has it."
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     return find_spec("pyepo") is not None
 
 

@@ -82,10 +82,10 @@ class ContextualTrial:
         costs = self.experiment.sign * self.instance.outcomes[self.rows :]
         return costs, float((self.decide(costs) * costs).sum())
 
-    def regret(self, predicted: Array) -> float:
+    def regret(self, predict_costs: Array) -> float:
         """Return the normalised regret of deciding by predicted costs (m, d) of the test rows."""
         costs, best = self._hindsight
-        return float((self.decide(predicted) * costs).sum() - best) / abs(best)
+        return float((self.decide(predict_costs) * costs).sum() - best) / abs(best)
 
 
 def _weights(instance: ContextualInstance) -> Array:
@@ -94,14 +94,14 @@ def _weights(instance: ContextualInstance) -> Array:
     return instance.weights
 
 
-def learned(trial: ContextualTrial) -> tuple[DecisionProblem, Posterior]:
+def learn_posterior(trial: ContextualTrial) -> tuple[DecisionProblem, Posterior]:
     """Return the problem built from its specification, and the posterior that ``auto`` learns by default."""
     problem = build_problem(trial.instance.spec)
     outcomes = trial.instance.outcomes[: trial.rows]
     return problem, learn(problem, Sample(torch.from_numpy(trial.contexts), torch.from_numpy(outcomes))).posterior
 
 
-def predicted(trial: ContextualTrial, posterior: Posterior) -> Array:
+def predict_costs(trial: ContextualTrial, posterior: Posterior) -> Array:
     """Return the mean costs (m, d) of the test rows over the draws that decisions hedge over."""
     means: Array = posterior.scenarios(torch.from_numpy(trial.new), posterior.draws()).mean().numpy()
     return trial.experiment.sign * means
@@ -128,7 +128,7 @@ def _spo(trial: ContextualTrial) -> Array:
 
 
 def _auto(trial: ContextualTrial) -> Callable[[], Array]:
-    return partial(predicted, trial, learned(trial)[1])
+    return partial(predict_costs, trial, learn_posterior(trial)[1])
 
 
 # Predicted costs of the test rows by method, or a function that predicts them where prediction is slow and must not
@@ -144,7 +144,7 @@ METHODS: dict[str, Callable[[ContextualTrial], Array | Callable[[], Array]]] = {
 
 
 def default_methods() -> list[str]:
-    return [*METHODS, *([PYEPO] if pyepo_process.installed() else [])]
+    return [*METHODS, *([PYEPO] if pyepo_process.is_installed() else [])]
 
 
 def keys(degrees: Sequence[int], sizes: Sequence[int], seeds: int) -> list[Key]:
@@ -176,7 +176,7 @@ def perform(name: str, key: Key, methods: Sequence[str]) -> list[Finding]:
 def _compile(name: str) -> None:
     """Learn once from a few rows, so that no run's seconds include compilation."""
     experiment = EXPERIMENTS[name]
-    learned(ContextualTrial(experiment, experiment.draw(40, 4, 0), 40, 0))
+    learn_posterior(ContextualTrial(experiment, experiment.draw(40, 4, 0), 40, 0))
 
 
 def _pyepo(key: Key, trial: ContextualTrial) -> list[Finding]:

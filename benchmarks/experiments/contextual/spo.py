@@ -35,8 +35,8 @@ def fit(contexts: Array, costs: Array, decide: Decide, seed: int) -> Array:
 
 
 def predict(weights: Array, contexts: Array) -> Array:
-    predicted: Array = weights[0] + contexts @ weights[1:]
-    return predicted
+    predict_costs: Array = weights[0] + contexts @ weights[1:]
+    return predict_costs
 
 
 def descend(

@@ -20,8 +20,8 @@ def ridge(contexts: Array, outcomes: Array, new: Array) -> Array:
     """Predict by ridge regression with the penalty of least leave-one-out squared error over all outcomes."""
     from sklearn.linear_model import RidgeCV
 
-    predicted: Array = RidgeCV(RIDGES).fit(contexts, outcomes).predict(new)
-    return predicted
+    predict_costs: Array = RidgeCV(RIDGES).fit(contexts, outcomes).predict(new)
+    return predict_costs
 
 
 def boosted(contexts: Array, outcomes: Array, new: Array, seed: int) -> Array:

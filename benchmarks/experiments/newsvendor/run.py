@@ -74,7 +74,7 @@ class NewsvendorTrial:
     seed: int
 
     @cached_property
-    def pooled(self) -> Sample:
+    def all_rows(self) -> Sample:
         return self.train.followed_by(self.validation)
 
     @property
@@ -83,7 +83,7 @@ class NewsvendorTrial:
 
 
 def _saa(trial: NewsvendorTrial) -> Tensor:
-    return best_constant(trial.problem, trial.pooled.outcomes).decisions.expand(len(trial.contexts), 1)
+    return best_constant(trial.problem, trial.all_rows.outcomes).decisions.expand(len(trial.contexts), 1)
 
 
 def _ieo(trial: NewsvendorTrial) -> Tensor:
@@ -92,16 +92,16 @@ def _ieo(trial: NewsvendorTrial) -> Tensor:
 
 
 def _ieo_ensemble(trial: NewsvendorTrial) -> Tensor:
-    estimates = fit_ieo_ensemble(trial.problem, trial.pooled, trial.generator)
+    estimates = fit_ieo_ensemble(trial.problem, trial.all_rows, trial.generator)
     return estimates.averaged_decisions(trial.problem, trial.contexts)
 
 
 def _two_stage(trial: NewsvendorTrial) -> Tensor:
-    return fit_predict_then_optimize(trial.pooled, trial.generator).residual_decisions(trial.problem, trial.contexts)
+    return fit_predict_then_optimize(trial.all_rows, trial.generator).residual_decisions(trial.problem, trial.contexts)
 
 
 def _regression(trial: NewsvendorTrial) -> Tensor:
-    fitted = fit_regressions(trial.pooled, (linear, additive, boosted), trial.seed)
+    fitted = fit_regressions(trial.all_rows, (linear, additive, boosted), trial.seed)
     return fitted.decisions(trial.problem, trial.contexts, ATOMS)
 
 
@@ -120,16 +120,16 @@ def _bcp(trial: NewsvendorTrial) -> Tensor:
         patience=20,
         kl_weight=1e-6 * (len(trial.train) / 256) ** -0.5,
     )
-    return _learned(trial, options)
+    return _learn_and_decide(trial, options)
 
 
 def _auto(trial: NewsvendorTrial) -> Tensor:
-    return _learned(trial, make_options())
+    return _learn_and_decide(trial, make_options())
 
 
-def _learned(trial: NewsvendorTrial, options: LearningOptions) -> Tensor:
+def _learn_and_decide(trial: NewsvendorTrial, options: LearningOptions) -> Tensor:
     """Return decisions of the recommended policy from ``DRAWS`` posterior draws."""
-    learned = learn(trial.problem, trial.pooled, options)
+    learned = learn(trial.problem, trial.all_rows, options)
     how = PrescribeOptions(policy=learned.diagnostics.policy, scenarios=DRAWS)
     return decisions(learned.posterior, trial.problem, trial.contexts, how)
 

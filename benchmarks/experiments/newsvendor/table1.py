@@ -18,7 +18,7 @@ class Cell(NamedTuple):
     n: int
 
 
-class Published(NamedTuple):
+class PaperFigures(NamedTuple):
     """The paper's figures for a cell."""
 
     ieo_mean: float
@@ -30,7 +30,7 @@ class Published(NamedTuple):
 CELLS = tuple(Cell(dgp, tau, n) for dgp in DGPS for tau in TAUS for n in SIZES)
 
 # For each generator and fractile, a line of IEO and a line of BCP: mean and standard deviation for each sample size.
-_PRINTED = """
+_PUBLISHED_FIGURES = """
 26.3 29.9  10.5 4.09  6.47 4.31  2.42 1.64  1.04 0.74
 5.18 2.33  2.10 1.04  1.22 0.33  0.94 0.35  0.76 0.27
 22.5 22.7  13.9 6.11  7.79 4.57  2.52 2.26  1.28 0.96
@@ -52,14 +52,14 @@ _PRINTED = """
 """
 
 
-def _parsed() -> dict[Cell, Published]:
-    lines = [[float(number) for number in line.split()] for line in _PRINTED.strip().splitlines()]
+def _parse_figures() -> dict[Cell, PaperFigures]:
+    lines = [[float(number) for number in line.split()] for line in _PUBLISHED_FIGURES.strip().splitlines()]
     table = {}
     for index, cell in enumerate(CELLS):
         row, column = divmod(index, len(SIZES))
         pair = slice(2 * column, 2 * column + 2)
-        table[cell] = Published(*lines[2 * row][pair], *lines[2 * row + 1][pair])
+        table[cell] = PaperFigures(*lines[2 * row][pair], *lines[2 * row + 1][pair])
     return table
 
 
-PAPER = _parsed()
+PAPER = _parse_figures()

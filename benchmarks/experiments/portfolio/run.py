@@ -171,7 +171,7 @@ class PortfolioTrial:
         return make_target(self.problem, predictor, self.sample, FAMILIES["gaussian"])
 
     @cached_property
-    def regressed(self) -> RegressionRule:
+    def regression_rule(self) -> RegressionRule:
         return fit_regressions(self.sample, (linear, additive), self.run.number)
 
     @cached_property
@@ -202,7 +202,7 @@ class PortfolioTrial:
 
     def _chains(self, inverse_temperature: float, starts: Tensor, required: float = CONFIDENCE) -> Chains:
         options = MetropolisOptions(
-            inverse_temperature, self.steps, self.burn_in, kept=DRAWS, minimum_feasibility=required
+            inverse_temperature, self.steps, self.burn_in, stored_draws=DRAWS, minimum_feasibility=required
         )
         return run_chains(self.target, options, init_chains(self.target, options, starts, self.run.number))
 
@@ -210,7 +210,7 @@ class PortfolioTrial:
         outcomes = self.target.predictor.predict(theta, self.contexts).transpose(0, 1)
         return Hedge(outcomes, torch.full((len(theta),), 1 / len(theta), dtype=torch.float64))
 
-    def thinned(self, kept: Tensor, count: int = DRAWS, how: str = "regular") -> Hedge:
+    def thin_draws(self, kept: Tensor, count: int = DRAWS, how: str = "regular") -> Hedge:
         chosen = thin(self.target.predictor, kept, self.sample.contexts, count, how)
         return self.hedge(kept.flatten(0, 1)[chosen])
 
@@ -229,12 +229,12 @@ def _shifted(trial: PortfolioTrial) -> Hedge | Tensor:
 
 def _regression(trial: PortfolioTrial) -> Hedge | Tensor:
     """Hedge over the out-of-fold errors of the better of ridge and splines, under the same CVaR model as BCP."""
-    result = trial.regressed.scenarios(trial.contexts, ATOMS)
+    result = trial.regression_rule.scenarios(trial.contexts, ATOMS)
     return Hedge(result.outcomes, result.weights)
 
 
 def _regression_shifted(trial: PortfolioTrial) -> Hedge | Tensor:
-    return baselines.regression_shifted(trial.problem, trial.regressed, trial.contexts)
+    return baselines.regression_shifted(trial.problem, trial.regression_rule, trial.contexts)
 
 
 def _penalties(trial: PortfolioTrial) -> Hedge | Tensor:
@@ -255,16 +255,16 @@ METHODS: dict[str, Callable[[PortfolioTrial], Hedge | Tensor]] = {
     "regression_shifted": _regression_shifted,
     "ieo": _penalties,
     "warm_starts": _warm_starts,
-    "bcp": lambda trial: trial.thinned(trial.scaled.info.kept),
-    "bcp_1_chain": lambda trial: trial.thinned(trial.scaled.info.kept[:, :1]),
-    "bcp_cold": lambda trial: trial.thinned(trial.cold.info.kept),
-    "bcp_cold_1_chain": lambda trial: trial.thinned(trial.cold.info.kept[:, :1]),
-    "bcp_strict": lambda trial: trial.thinned(trial.strict.info.kept),
-    "bcp_raw": lambda trial: trial.thinned(trial.raw.info.kept),
-    "bcp_raw_1_chain": lambda trial: trial.thinned(trial.raw.info.kept[:, :1]),
-    "bcp_20_regular": lambda trial: trial.thinned(trial.scaled.info.kept, 20),
-    "bcp_20_support": lambda trial: trial.thinned(
-        trial.scaled.info.kept[:: max(1, DRAWS // 250)], 20, "support_points"
+    "bcp": lambda trial: trial.thin_draws(trial.scaled.info.draws),
+    "bcp_1_chain": lambda trial: trial.thin_draws(trial.scaled.info.draws[:, :1]),
+    "bcp_cold": lambda trial: trial.thin_draws(trial.cold.info.draws),
+    "bcp_cold_1_chain": lambda trial: trial.thin_draws(trial.cold.info.draws[:, :1]),
+    "bcp_strict": lambda trial: trial.thin_draws(trial.strict.info.draws),
+    "bcp_raw": lambda trial: trial.thin_draws(trial.raw.info.draws),
+    "bcp_raw_1_chain": lambda trial: trial.thin_draws(trial.raw.info.draws[:, :1]),
+    "bcp_20_regular": lambda trial: trial.thin_draws(trial.scaled.info.draws, 20),
+    "bcp_20_support": lambda trial: trial.thin_draws(
+        trial.scaled.info.draws[:: max(1, DRAWS // 250)], 20, "support_points"
     ),
 }
 # Each of these is compared with the starts without sampling, at its own feasibility.

@@ -39,7 +39,7 @@ class Histories:
             raise RuntimeError("real histories have a time")
         return self.sample.timeline
 
-    def known(self) -> Sample:
+    def known_rows(self) -> Sample:
         """Return the rows that are known at the time of the first test decision."""
         first = self.timeline.periods[self.judged].min()
         return self.sample.rows((self.timeline.periods <= first - self.timeline.lead).nonzero().flatten())
@@ -49,7 +49,7 @@ class Histories:
 
     def training(self, share: float = 0.75) -> Histories:
         """Return the training rows as histories of their own, for tuning: their last quarter stands for later rows."""
-        known = self.known()
+        known = self.known_rows()
         assert known.timeline is not None  # noqa: S101
         edge = known.timeline.periods.double().quantile(share) if len(known) < 1e6 else _edge(known.timeline, share)
         return replace(self, sample=known, judged=known.timeline.periods > edge)

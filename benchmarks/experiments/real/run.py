@@ -51,7 +51,7 @@ Rule = Callable[[Histories, float], Tensor]
 
 
 def constant(histories: Histories, level: float) -> Tensor:
-    known = histories.known().outcomes
+    known = histories.known_rows().outcomes
     one = best_constant(problem_at(level), known[evenly(len(known), 100_000)]).decisions
     return one.expand(len(histories.later()), 1)
 
@@ -66,7 +66,7 @@ def season(histories: Histories, level: float) -> Tensor:
 
 
 def regression(histories: Histories, level: float) -> Tensor:
-    known = histories.known()
+    known = histories.known_rows()
     known = known.rows(evenly(len(known), _RIDGE_ROWS))
     return regression_after(problem_at(level), known, histories.later().contexts)
 
@@ -74,7 +74,7 @@ def regression(histories: Histories, level: float) -> Tensor:
 def lightgbm(histories: Histories, level: float) -> Tensor:
     """Order by LightGBM at the critical fractile, with leaves and rounds tuned forward in time."""
     inner = histories.training()
-    known, later = inner.known(), inner.later()
+    known, later = inner.known_rows(), inner.later()
     many = len(known) > 100_000
     rounds, choices = (_ROUNDS[:3] if many else _ROUNDS), (_LEAVES[1:] if many else _LEAVES)
     problem, scores = problem_at(level), []
@@ -84,7 +84,7 @@ def lightgbm(histories: Histories, level: float) -> Tensor:
         ):
             scores.append((problem.cost(orders[:, None], later.outcomes).mean().item(), leaves, number))
     _, leaves, number = min(scores)
-    (orders,) = boosted_quantiles(histories.known(), histories.later().contexts, level, leaves, (number,), SEED)
+    (orders,) = boosted_quantiles(histories.known_rows(), histories.later().contexts, level, leaves, (number,), SEED)
     return orders[:, None]
 
 
@@ -92,10 +92,10 @@ def quantile_regression(histories: Histories, level: float) -> Tensor:
     """Order by L1 quantile regression, with the penalty tuned forward in time."""
     inner = histories.training()
     problem, later = problem_at(level), inner.later()
-    result = [_linear(inner.known(), later.contexts, level, alpha) for alpha in _ALPHAS]
+    result = [_linear(inner.known_rows(), later.contexts, level, alpha) for alpha in _ALPHAS]
     costs = [problem.cost(orders, later.outcomes).mean().item() for orders in result]
     best = _ALPHAS[costs.index(min(costs))]
-    return _linear(histories.known(), histories.later().contexts, level, best)
+    return _linear(histories.known_rows(), histories.later().contexts, level, best)
 
 
 def _linear(known: Sample, contexts: Tensor, level: float, alpha: float) -> Tensor:
@@ -131,7 +131,7 @@ def judge_auto(histories: Histories, level: float) -> tuple[list[Figure], Tensor
     """Judge ``auto``: its cost, its promised cost, and the share of outcomes within its 90 % range."""
     problem, later = problem_at(level), histories.later()
     began = process_time()
-    learned = learn(problem, histories.known(), make_options(seed=SEED))
+    learned = learn(problem, histories.known_rows(), make_options(seed=SEED))
     seconds = process_time() - began
     result = _decision_costs(problem, learned.posterior, later, learned.diagnostics.policy)
     message = learned.diagnostics
@@ -215,7 +215,7 @@ def speed(histories: Histories, advance: Callable[[str], None]) -> Iterator[list
     """Measure the speedup of an update over learning from scratch, on training rows, and the time for many rows."""
     problem, inner = problem_at(0.75), histories.training(0.9)
     advance("learning on")
-    before, whole = inner.known(), histories.known()
+    before, whole = inner.known_rows(), histories.known_rows()
     old = learn(problem, before, make_options(seed=SEED))
     fresh = whole.timeline.periods > before.timeline.periods.max()  # type: ignore[union-attr]
     began = process_time()

@@ -70,13 +70,13 @@ class ShipmentTrial:
         return torch.Generator().manual_seed(self.seed)
 
     @cached_property
-    def pooled(self) -> Sample:
+    def all_rows(self) -> Sample:
         return self.train.followed_by(self.validation)
 
     @cached_property
     def split(self) -> Folds:
         """One member that learns from the training rows and stops on the validation rows."""
-        index = torch.arange(len(self.pooled))[None]
+        index = torch.arange(len(self.all_rows))[None]
         return Folds(index[:, : len(self.train)], index[:, len(self.train) :])
 
     @cached_property
@@ -86,13 +86,13 @@ class ShipmentTrial:
         return ReluAffine((width, LOCATIONS), StandardizedFeatures(_as_it_is(width)), _as_it_is(LOCATIONS))
 
     @cached_property
-    def printed(self) -> Scenarios:
+    def paper_scenarios(self) -> Scenarios:
         """Scenarios of the posterior of Algorithm 1 as printed: κ = 0.01 (n/50)^-½, a unit Gaussian prior and start."""
         target = GibbsTarget(
             self.problem,
             self.affine,
-            self.pooled,
-            self.affine.features.of_history(self.pooled),
+            self.all_rows,
+            self.affine.features.of_history(self.all_rows),
             FAMILIES["gaussian"],
             torch.tensor(1.0),
             cost_scale=1.0,
@@ -112,14 +112,14 @@ class ShipmentTrial:
         return posterior.scenarios(self.contexts, posterior.draws())
 
     @cached_property
-    def learned(self) -> tuple[Posterior, str]:
+    def auto_posterior(self) -> tuple[Posterior, str]:
         """The posterior that ``auto`` learns, and the policy it recommends."""
-        learned = learn(self.problem, self.pooled, make_options(seed=self.seed))
+        learned = learn(self.problem, self.all_rows, make_options(seed=self.seed))
         return learned.posterior, learned.diagnostics.policy
 
     @cached_property
     def scenarios(self) -> Scenarios:
-        return self.learned[0].scenarios(self.contexts, self.learned[0].draws(DRAWS))
+        return self.auto_posterior[0].scenarios(self.contexts, self.auto_posterior[0].draws(DRAWS))
 
 
 def _as_it_is(width: int) -> Standardizer:
@@ -132,31 +132,31 @@ def _floor(trial: ShipmentTrial) -> Tensor:
 
 
 def _saa(trial: ShipmentTrial) -> Tensor:
-    return best_constant(trial.problem, trial.pooled.outcomes).decisions.expand(len(trial.contexts), -1)
+    return best_constant(trial.problem, trial.all_rows.outcomes).decisions.expand(len(trial.contexts), -1)
 
 
 def _ieo(trial: ShipmentTrial) -> Tensor:
-    return _descended(trial, trial.split, trial.generator)
+    return _fit_by_descent(trial, trial.split, trial.generator)
 
 
 def _ieo_ensemble(trial: ShipmentTrial) -> Tensor:
     """Average the decisions of five IEO predictors, each stopped on its own fifth of all rows."""
     generator = trial.generator
-    return _descended(trial, make_folds(len(trial.pooled), FOLDS, generator), generator)
+    return _fit_by_descent(trial, make_folds(len(trial.all_rows), FOLDS, generator), generator)
 
 
-def _descended(trial: ShipmentTrial, folds: Folds, generator: torch.Generator) -> Tensor:
+def _fit_by_descent(trial: ShipmentTrial, folds: Folds, generator: torch.Generator) -> Tensor:
     # The trainer divides costs by the best constant decision's, so steps on unscaled costs are larger by that factor.
-    reference = best_constant(trial.problem, trial.pooled.outcomes).objective.item()
+    reference = best_constant(trial.problem, trial.all_rows.outcomes).objective.item()
     options = TrainingOptions(
         optimizer="sgd", learning_rate=RATE * reference, batch_size=BATCH, patience=PATIENCE, averaging=False
     )
-    estimates = fit_points(trial.problem, trial.affine, trial.pooled, folds, generator, PENALTIES, options)
+    estimates = fit_points(trial.problem, trial.affine, trial.all_rows, folds, generator, PENALTIES, options)
     return estimates.averaged_decisions(trial.problem, trial.contexts)
 
 
 def _regression(trial: ShipmentTrial) -> Tensor:
-    fitted = fit_regressions(trial.pooled, (linear, additive), trial.seed)
+    fitted = fit_regressions(trial.all_rows, (linear, additive), trial.seed)
     return fitted.decisions(trial.problem, trial.contexts, DRAWS)
 
 
@@ -172,28 +172,28 @@ def _forest(trial: ShipmentTrial) -> Tensor:
     return fit_forest(trial.problem, trial.train, trial.validation).decisions(trial.problem, trial.contexts)
 
 
-def _decided(trial: ShipmentTrial, scenarios: Scenarios, policy: str) -> Tensor:
+def _decide(trial: ShipmentTrial, scenarios: Scenarios, policy: str) -> Tensor:
     return decide(trial.problem, scenarios, policy, Terms(trial.generator)).decisions
 
 
-def _printed(policy: str) -> Callable[[ShipmentTrial], Tensor]:
-    return lambda trial: _decided(trial, trial.printed, policy)
+def _decide_as_in_paper(policy: str) -> Callable[[ShipmentTrial], Tensor]:
+    return lambda trial: _decide(trial, trial.paper_scenarios, policy)
 
 
 def _averaged(trial: ShipmentTrial) -> Tensor:
-    return _decided(trial, trial.scenarios, "averaged")
+    return _decide(trial, trial.scenarios, "averaged")
 
 
 def _predictive(trial: ShipmentTrial) -> Tensor:
     """Decide by SAA over predictive scenarios."""
-    atoms = trial.learned[0].predictive(trial.contexts, trial.scenarios.mean(), DRAWS)
+    atoms = trial.auto_posterior[0].predictive(trial.contexts, trial.scenarios.mean(), DRAWS)
     assert atoms is not None  # noqa: S101 (learning always keeps a history)
-    return _decided(trial, atoms, "predictive")
+    return _decide(trial, atoms, "predictive")
 
 
 def _auto(trial: ShipmentTrial) -> Tensor:
-    policy = trial.learned[1]
-    return _predictive(trial) if POLICIES[policy].predictive else _decided(trial, trial.scenarios, policy)
+    policy = trial.auto_posterior[1]
+    return _predictive(trial) if POLICIES[policy].predictive else _decide(trial, trial.scenarios, policy)
 
 
 METHODS: dict[str, Callable[[ShipmentTrial], Tensor]] = {
@@ -205,9 +205,9 @@ METHODS: dict[str, Callable[[ShipmentTrial], Tensor]] = {
     "ieo": _ieo,
     "ieo_ensemble": _ieo_ensemble,
     "regression": _regression,
-    "tps": _printed("thompson"),
-    "map": _printed("map"),
-    "bcp": _printed("bcp"),
+    "tps": _decide_as_in_paper("thompson"),
+    "map": _decide_as_in_paper("map"),
+    "bcp": _decide_as_in_paper("bcp"),
     "auto": _auto,
     "averaged": _averaged,
     "predictive": _predictive,

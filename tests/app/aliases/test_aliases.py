@@ -251,7 +251,7 @@ def test_the_database_refuses_to_delete_a_posterior_with_an_alias(
     """An alias may be created between the check and the deletion."""
     kept = learned(client, seed=7)
     put(client, "late", kept)
-    monkeypatch.setattr(service, "naming", lambda session, posterior_id: [])
+    monkeypatch.setattr(service, "aliases_of_posterior", lambda session, posterior_id: [])
     refused = client.delete(f"/v1/posteriors/{kept['id']}")
     assert (refused.status_code, "alias" in refused.json()["detail"]) == (409, True)
     assert prescribe(client, "late")["posterior_id"] == kept["id"]

@@ -19,7 +19,7 @@ from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobPartRow, JobRow, PrescriptionRow
 from app.http.tables import from_parquet, to_parquet
 from app.jobs.kinds import KINDS
-from app.log.writer import packed, unpacked
+from app.log.writer import compress, decompress
 from app.pages.render import signed
 from app.posteriors import portable
 from bco_core.progress import no_progress
@@ -62,8 +62,8 @@ def store_older_copy(client: TestClient, answer: Json) -> tuple[str, bytes]:
     with transaction() as session:
         row = session.get_one(PrescriptionRow, answer["id"])
         fields = {column.name: getattr(row, column.name) for column in sa.inspect(PrescriptionRow).columns}
-    request = orjson.loads(unpacked(row.request, row.request_sha256))
-    content = orjson.loads(unpacked(row.answer, row.answer_sha256))
+    request = orjson.loads(decompress(row.request, row.request_sha256))
+    content = orjson.loads(decompress(row.answer, row.answer_sha256))
     assert "problem_patch" in request
     request = rename_fields(request, {"problem_patch": "problem"})
     for one in content.get("prescriptions", ()):
@@ -75,8 +75,8 @@ def store_older_copy(client: TestClient, answer: Json) -> tuple[str, bytes]:
     identifier = answer["id"][:-4] + "0000"
     content["id"] = identifier
     kept, sent = orjson.dumps(request), orjson.dumps(content)
-    fields |= {"id": identifier, "request": packed(kept), "request_sha256": checksum(kept)}
-    fields |= {"answer": packed(sent), "answer_sha256": checksum(sent)}
+    fields |= {"id": identifier, "request": compress(kept), "request_sha256": checksum(kept)}
+    fields |= {"answer": compress(sent), "answer_sha256": checksum(sent)}
     with transaction() as session:
         session.execute(sa.insert(PrescriptionRow).values(**fields))
     return identifier, sent

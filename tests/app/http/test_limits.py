@@ -212,7 +212,7 @@ def test_a_prescription_is_cut_off_at_its_time_limit(
     core_prescribe = import_module("bco_core.prescribe")
     monkeypatch.setattr(core_prescribe, "monotonic", lambda: next(clock))
     monkeypatch.setattr(core_prescribe, "_CHUNK_NUMBERS", 1)
-    monkeypatch.setattr(PrescribeCall, "until", 0.0)
+    monkeypatch.setattr(PrescribeCall, "deadline", 0.0)
     body = {"contexts": CONTEXTS[:10]}
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
     assert_refused(response, 503, "BCO_PRESCRIBE_SECONDS")

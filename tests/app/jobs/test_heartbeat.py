@@ -52,31 +52,31 @@ def sleeper(client: TestClient) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_worker_is_dead_as_soon_as_its_process_is(sleeper: subprocess.Popen[bytes]) -> None:
     worker_id = insert_worker(sleeper.pid)
-    assert worker_id in heartbeat.living(8.0)
+    assert worker_id in heartbeat.live_workers(8.0)
     sleeper.kill()
     # A zombie counts as dead.
     wait_until("the process is gone", lambda: heartbeat._born(sleeper.pid) == "")
-    assert worker_id not in heartbeat.living(8.0, judge=False)
+    assert worker_id not in heartbeat.live_workers(8.0, judge=False)
 
 
 def test_a_slow_worker_keeps_its_jobs_while_its_process_lives(sleeper: subprocess.Popen[bytes]) -> None:
-    assert insert_worker(sleeper.pid, silent=100.0) in heartbeat.living(8.0)
-    assert insert_worker(sleeper.pid, silent=100_000.0) not in heartbeat.living(8.0)
+    assert insert_worker(sleeper.pid, silent=100.0) in heartbeat.live_workers(8.0)
+    assert insert_worker(sleeper.pid, silent=100_000.0) not in heartbeat.live_workers(8.0)
 
 
 def test_a_reused_process_id_is_another_process(sleeper: subprocess.Popen[bytes]) -> None:
     worker_id = insert_worker(sleeper.pid)
     with transaction() as session:
         session.get_one(WorkerRow, worker_id).born = "1"
-    assert worker_id not in heartbeat.living(8.0)
+    assert worker_id not in heartbeat.live_workers(8.0)
 
 
 def test_a_disconnected_worker_elsewhere_is_dead_after_a_long_silence(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
-    assert insert_worker(1, "elsewhere", silent=20.0) in heartbeat.living(8.0)
-    assert insert_worker(1, "elsewhere", silent=40.0) in heartbeat.living(8.0, judge=False)
-    assert insert_worker(1, "elsewhere", silent=40.0) not in heartbeat.living(8.0)
+    assert insert_worker(1, "elsewhere", silent=20.0) in heartbeat.live_workers(8.0)
+    assert insert_worker(1, "elsewhere", silent=40.0) in heartbeat.live_workers(8.0, judge=False)
+    assert insert_worker(1, "elsewhere", silent=40.0) not in heartbeat.live_workers(8.0)
 
 
 def test_a_slow_worker_elsewhere_keeps_its_jobs_while_it_is_connected(sleeper: subprocess.Popen[bytes]) -> None:
@@ -85,10 +85,10 @@ def test_a_slow_worker_elsewhere_keeps_its_jobs_while_it_is_connected(sleeper: s
     heart = heartbeat._own_engine("worker_x")
     with heart.connect() as connection:
         assert connection.scalar(sa.text("SHOW tcp_keepalives_idle")) is not None
-        assert insert_worker(1, "elsewhere", silent=100.0) in heartbeat.living(8.0)
-        assert insert_worker(1, "elsewhere", silent=100_000.0) not in heartbeat.living(8.0)
+        assert insert_worker(1, "elsewhere", silent=100.0) in heartbeat.live_workers(8.0)
+        assert insert_worker(1, "elsewhere", silent=100_000.0) not in heartbeat.live_workers(8.0)
     heart.dispose()
-    within("it is gone", lambda: insert_worker(1, "elsewhere", silent=100.0) not in heartbeat.living(8.0), 5)
+    within("it is gone", lambda: insert_worker(1, "elsewhere", silent=100.0) not in heartbeat.live_workers(8.0), 5)
 
 
 def test_an_odd_process_name_does_not_matter(tmp_path: Path) -> None:

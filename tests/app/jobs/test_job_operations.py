@@ -292,7 +292,7 @@ def test_a_job_stores_its_time_limit_capped_by_the_service(
 ) -> None:
     assert service.time_limit_seconds(create_job(client, **ids)["id"]) == service.LEAST_SECONDS
     long = create_job(client, **ids, inference=QUICK | {"members": 20, "epochs": 100_000})
-    assert service.time_limit_seconds(long["id"]) == pytest.approx(service.PATIENCE * long["estimate_seconds"])
+    assert service.time_limit_seconds(long["id"]) == pytest.approx(service.TIME_LIMIT_FACTOR * long["estimate_seconds"])
     job = create_job(client, **ids, time_limit_seconds=12.5)
     assert job["spec"]["time_limit_seconds"] == 12.5
     assert service.time_limit_seconds(job["id"]) == 12.5

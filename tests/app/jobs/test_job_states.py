@@ -18,7 +18,7 @@ from app.http.errors import ConflictError, NotFoundError
 from app.ids import sibling_id
 from app.jobs import compute, service
 from app.jobs import create as create_module
-from app.jobs.kinds.learn import Learning
+from app.jobs.kinds.learn import LearningPlan
 from app.posteriors import service as posteriors
 from bco_core.posterior import Posterior
 from tests.support.journey import (
@@ -139,9 +139,9 @@ def test_a_cancelled_computation_stops_at_its_next_report(queued: str, monkeypat
     attempt = start_job(queued)
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     seen: list[float] = []
-    real = Learning.join
+    real = LearningPlan.join
 
-    def join_and_cancel(learning: Learning, results: Any, progress: Callable[..., None]) -> Any:
+    def join_and_cancel(learning: LearningPlan, results: Any, progress: Callable[..., None]) -> Any:
         def cancel_at_first_report(fraction: float, message: str) -> None:
             seen.append(fraction)
             if len(seen) == 1:
@@ -150,7 +150,7 @@ def test_a_cancelled_computation_stops_at_its_next_report(queued: str, monkeypat
 
         return real(learning, results, cancel_at_first_report)
 
-    monkeypatch.setattr(Learning, "join", join_and_cancel)
+    monkeypatch.setattr(LearningPlan, "join", join_and_cancel)
     compute.run(queued, attempt)
     assert len(seen) == 1
     assert service.get(DEFAULT_WORKSPACE, queued).state == "cancelled"

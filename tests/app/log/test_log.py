@@ -495,9 +495,9 @@ def test_a_reproduction_names_its_differences(client: TestClient, posterior: Jso
     flush_log(client)
     with transaction() as session:
         row = session.get_one(PrescriptionRow, identifier)
-        answer = orjson.loads(writer.unpacked(row.answer, row.answer_sha256))
+        answer = orjson.loads(writer.decompress(row.answer, row.answer_sha256))
         answer["prescriptions"][0]["expected_cost"] *= 2
-        row.answer, row.answer_sha256 = writer.packed(orjson.dumps(answer)), writer.checksum(orjson.dumps(answer))
+        row.answer, row.answer_sha256 = writer.compress(orjson.dumps(answer)), writer.checksum(orjson.dumps(answer))
     found = answered(client.post(f"/v1/prescriptions/{identifier}/reproduce"))
     assert (found["identical"], found["differing"], found["largest_difference"]) == (False, 1, 0.5)
     (difference,) = found["differences"]
@@ -524,7 +524,7 @@ def test_a_prescription_without_its_posterior_stays_but_is_not_reproducible(clie
 
 
 def test_a_damaged_record_is_reported_as_damaged(client: TestClient, posterior: Json) -> None:
-    for change in ({"answer": b"rubbish"}, {"answer_sha256": "0" * 64}, {"request": writer.packed(b"{}")}):
+    for change in ({"answer": b"rubbish"}, {"answer_sha256": "0" * 64}, {"request": writer.compress(b"{}")}):
         identifier = id_of(prescribe_content(client, posterior))
         flush_log(client)
         with transaction() as session:

@@ -206,7 +206,7 @@ def test_a_concurrently_recorded_outcome_is_seen(
     """A second record arrives between the first one's read and write."""
     answer = prescribe_logged(client, posterior)
     client.get(f"/v1/prescriptions/{answer['id']}")
-    real, calls = outcomes._costed, []
+    real, calls = outcomes._price_changes, []
 
     def record_in_between(*given: Any) -> Any:
         calls.append(given)
@@ -214,7 +214,7 @@ def test_a_concurrently_recorded_outcome_is_seen(
             record(client, answer, outcomes={"loaves": 7.0})
         return real(*given)
 
-    monkeypatch.setattr(outcomes, "_costed", record_in_between)
+    monkeypatch.setattr(outcomes, "_price_changes", record_in_between)
     problem = record(client, answer, 409, outcomes={"loaves": 8.0})
     assert "another value" in problem["detail"]
     (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]

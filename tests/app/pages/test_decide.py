@@ -271,10 +271,12 @@ def test_the_recommended_decision_costs_the_same_as_a_what_if(
 ) -> None:
     ours = call_api(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
     entries = entries_of(ours, limits_of(posterior["problem"]))
-    page = post_decision(browser, posterior, "evaluate", **{f"d.{entry.name}": entry.written for entry in entries}).text
+    page = post_decision(
+        browser, posterior, "evaluate", **{f"d.{entry.name}": entry.field_text for entry in entries}
+    ).text
     assert "It costs the same as the recommended decision" in page
     # Entries that the form leaves out take the recommended amounts.
-    fewer = post_decision(browser, posterior, "evaluate", **{"all": "", "d.loaves": entries[1].written}).text
+    fewer = post_decision(browser, posterior, "evaluate", **{"all": "", "d.loaves": entries[1].field_text}).text
     assert "It costs the same as the recommended decision" in fewer
 
 
@@ -646,5 +648,5 @@ def test_a_slider_range_contains_its_amount_and_respects_the_bounds(amount: floa
 
 
 def test_amounts_are_written_with_enough_digits_to_reproduce_them() -> None:
-    assert EntryView("a", -0.0, None).written == "0"
-    assert EntryView("a", 162.971547, None).written == "162.9715"
+    assert EntryView("a", -0.0, None).field_text == "0"
+    assert EntryView("a", 162.971547, None).field_text == "162.9715"

@@ -88,7 +88,7 @@ def test_the_preview_shows_the_request_without_default_values(browser: TestClien
         "method": "vi",
         "options": '{"epochs": 3}',
         "policy": "map",
-        "time_limit": "60",
+        "time_limit_seconds": "60",
         "predictor": "linear",
     }
     shown = words(send_form(browser, "/jobs/new/preview", FORM | ids | more, at=at))
@@ -144,7 +144,7 @@ def test_the_form_creates_a_job(client: TestClient, browser: TestClient, ids: Js
         ({"method": "dice"}, "method-wrong"),
         ({"predictor": "crystal"}, "predictor-wrong"),
         ({"policy": "hope"}, "policy-wrong"),
-        ({"time_limit": "0"}, "time-wrong"),
+        ({"time_limit_seconds": "0"}, "time-wrong"),
         ({"name": "x" * 201}, "name-wrong"),
     ],
 )

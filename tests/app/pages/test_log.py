@@ -217,13 +217,13 @@ def test_reproduction_is_identical_until_the_posterior_is_deleted(browser: TestC
 
 def test_reproduction_lists_the_values_that_differ(browser: TestClient, client: TestClient, posterior: Json) -> None:
     from app.db.blobs import checksum
-    from app.log.writer import packed, unpacked
+    from app.log.writer import compress, decompress
 
     answer = log_prescription(client, posterior)
     with transaction() as session:
         row = session.get_one(PrescriptionRow, answer["id"])
-        stored = unpacked(row.answer, row.answer_sha256).replace(b'"quality":"', b'"quality":"not ', 1)
-        row.answer, row.answer_sha256 = packed(stored), checksum(stored)
+        stored = decompress(row.answer, row.answer_sha256).replace(b'"quality":"', b'"quality":"not ', 1)
+        row.answer, row.answer_sha256 = compress(stored), checksum(stored)
     page = send(browser, f"/log/{answer['id']}/reproduce", 200, context="0")
     assert "Different: 1 value" in words(page)
     assert "#/quality" in words(page)

@@ -113,9 +113,9 @@ def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def verified(data: bytes, sha256: str) -> bytes:
         read.append(sha256)
-        return blobs.verified(data, sha256)
+        return blobs.verify(data, sha256)
 
-    monkeypatch.setattr(service, "verified", verified)
+    monkeypatch.setattr(service, "verify", verified)
     return read
 
 

@@ -121,7 +121,7 @@ def test_batches_stay_within_their_limit_and_a_limit_of_one_disables_them(
     posterior: Json, blocked: BlockedPrescribe, settings: Callable[..., None]
 ) -> None:
     for most, sizes in ((4, [1, 4, 3]), (1, [1] * 8)):
-        settings(max_together=most)
+        settings(max_batched_contexts=most)
         with TestClient(create_app()) as client:
             blocked.go_on.set()
             prescribe(client, posterior["id"])

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from app.demo import example_problem
 from app.prescriptions import offload
 from app.prescriptions.schemas import EvaluateAnswer
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import OutOfTime
 from bco_core.evaluate import _ContextScenarios
 from bco_core.problems.linear import two_stage as linear
@@ -290,7 +290,7 @@ def test_alternatives_without_time_have_the_status_time_limit(
     def raise_out_of_time(*_: Any, **__: Any) -> Any:
         raise OutOfTime("later")
 
-    monkeypatch.setattr(deadline, "before_long_work", lambda: None)
+    monkeypatch.setattr(deadlines, "before_long_work", lambda: None)
     monkeypatch.setattr(_ContextScenarios, "of", raise_out_of_time)
     answer = evaluate(client, posterior["id"], decisions=[{"loaves": 60}])
     (one,) = answer["evaluations"][0]["alternatives"]

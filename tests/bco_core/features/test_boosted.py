@@ -12,7 +12,7 @@ import torch
 
 from bco_core.data import Sample
 from bco_core.distributions import FAMILIES, equal_mixture
-from bco_core.features.boosted import MEAN, BoostedFeatures, Boosting, from_arrays
+from bco_core.features.boosted import MEAN, BoostedFeatures, BoostedFits, from_arrays
 from bco_core.features.trees import from_lightgbm, join_forests
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import learn
@@ -37,7 +37,7 @@ def steps(rows: int = 600, seed: int = 0, timeline: bool = False) -> Sample:
 
 
 def fit_boosted(sample: Sample, seed: int = 0) -> BoostedFeatures:
-    boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, seed)
+    boosting = BoostedFits.of(sample, torch.arange(len(sample)), PROBLEM, seed)
     return boosting.join([boosting.fit(part) for part in range(boosting.parts)])
 
 
@@ -79,7 +79,7 @@ def test_trees_as_arrays_predict_like_lightgbm(rows: int, parameters: dict[str, 
 def test_history_features_come_from_models_that_have_not_seen_the_row() -> None:
     """Refit the other folds by hand: the held-out predictions are the same."""
     sample = steps()
-    boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, 0)
+    boosting = BoostedFits.of(sample, torch.arange(len(sample)), PROBLEM, 0)
     part = boosting.fit(2)
     unseen = part["unseen"]
     assert len(unseen) == len(sample) // 5
@@ -97,7 +97,7 @@ def test_history_features_come_from_models_that_have_not_seen_the_row() -> None:
 def test_with_time_history_features_come_from_models_of_earlier_rows() -> None:
     sample = steps(timeline=True)
     assert sample.timeline is not None
-    boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, 0)
+    boosting = BoostedFits.of(sample, torch.arange(len(sample)), PROBLEM, 0)
     block = blocks(sample.timeline)
     for number in (1, 3, 5):
         first = int((block == number).nonzero()[0])
@@ -192,7 +192,11 @@ def test_a_mixture_embedded_in_a_larger_predictor_predicts_the_same(source: str,
     features = {"contexts": None, "trees": wide.only(contexts=False), "both": wide}[source]
     kinds = ["linear"] if onto == "linear" else ["linear", "skip_mlp"]
     large = target(onto, sample, wide, (6, 5) if onto == "skip_mlp" else ())
-    columns = list(range(4)) if features is None else [wide.kept.index(column) for column in features.kept]
+    columns = (
+        list(range(4))
+        if features is None
+        else [wide.column_indices.index(column) for column in features.column_indices]
+    )
     for kind in kinds:
         small = target(kind, sample, features, (6, 5) if kind == "skip_mlp" else ())
         loc = 0.3 * torch.randn(3, small.predictor.dim, generator=torch.Generator().manual_seed(1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bco_core.deadline import Flag
+from bco_core.deadlines import Flag
 from bco_core.solvers import cuts
 from bco_core.solvers.cuts import CutSolution, FirstStage, RecourseScenarios, RiskOf, minimize_random
 from bco_core.solvers.dual_simplex import OPTIMAL
@@ -127,7 +127,7 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
     found = minimize_random(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
     ended, truth = by_highs(program, stages, lower, upper, risk)
     assert ended == "Optimal"
-    assert found.ended == cuts.CONVERGED
+    assert found.outcome == cuts.CONVERGED
     objective = certified_objective(recourse, stages, found, risk)
     assert objective == pytest.approx(truth, rel=1e-6, abs=1e-6)
     assert found.bound <= truth + 1e-6 * (1 + abs(truth))
@@ -147,14 +147,14 @@ def test_decisions_that_leave_a_scenario_without_recourse_are_cut_off(
     recourse, risk = RandomRecourse.of(program), RiskOf(0.0, 0.5)
     found = minimize_random(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
     ended, truth = by_highs(program, stages, lower, upper, risk)
-    if found.ended == cuts.CONVERGED:
+    if found.outcome == cuts.CONVERGED:
         assert ended == "Optimal"
         assert certified_objective(recourse, stages, found, risk) == pytest.approx(truth, rel=1e-6, abs=1e-6)
-    elif found.ended == cuts.NO_DECISION:
+    elif found.outcome == cuts.NO_DECISION:
         assert ended != "Optimal"
     else:
         # Cases too close to infeasible for a proof are left to HiGHS.
-        assert found.ended == cuts.OPEN
+        assert found.outcome == cuts.OPEN
 
 
 def test_an_unbounded_scenario_is_reported_by_its_number() -> None:
@@ -166,10 +166,10 @@ def test_an_unbounded_scenario_is_reported_by_its_number() -> None:
     )
     first = box(np.zeros(1), np.ones(1), np.zeros(1))
     found = minimize_random(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, in_time())
-    assert (found.ended, found.scenario) == (cuts.BOUNDLESS, 2)
+    assert (found.outcome, found.scenario) == (cuts.BOUNDLESS, 2)
     # A scenario without weight has no effect, and the others keep their numbers.
     light = stages._replace(weights=np.array([0.5, 0.5, 0.0, 0.0]))
-    assert minimize_random(RandomRecourse.of(program), light, first, RiskOf(0.0, 0.0), 1e-7, in_time()).ended == 0
+    assert minimize_random(RandomRecourse.of(program), light, first, RiskOf(0.0, 0.0), 1e-7, in_time()).outcome == 0
     late = stages._replace(weights=np.array([0.0, 0.5, 0.5, 0.0]))
     assert minimize_random(RandomRecourse.of(program), late, first, RiskOf(0.0, 0.0), 1e-7, in_time()).scenario == 2
 
@@ -223,7 +223,7 @@ def test_answers_are_invariant_to_units(money: float, amounts: float) -> None:
         plain = minimize_random(RandomRecourse.of(program), stages, box(lower, upper, begin), risk, 1e-7, in_time())
         far = box(lower * amounts, upper * amounts, begin)
         other = minimize_random(RandomRecourse.of(scaled_program), scaled, far, risk, 1e-7, in_time())
-        assert (plain.ended, other.ended) == (cuts.CONVERGED, cuts.CONVERGED)
+        assert (plain.outcome, other.outcome) == (cuts.CONVERGED, cuts.CONVERGED)
         assert other.objective / (money * amounts) == pytest.approx(plain.objective, rel=1e-6)
 
 
@@ -233,5 +233,5 @@ def test_a_search_out_of_time_reports_it() -> None:
     stages = draw_scenarios(rng, program, 2, 10, False, False)
     first = box(-np.ones(2), np.ones(2), np.zeros(2))
     found = minimize_random(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, np.ones(1, dtype=bool))
-    assert found.ended == cuts.STOPPED
+    assert found.outcome == cuts.STOPPED
     assert found.bound == -np.inf

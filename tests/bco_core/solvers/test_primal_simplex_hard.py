@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.solvers import primal_simplex as primal_tableau_module
 from bco_core.solvers.linear_form import Array, LinearProgram
@@ -285,7 +285,7 @@ def test_a_deadline_ends_a_long_call() -> None:
     oracle = Oracle.of(program, limits)
     costs = np.random.default_rng(12).uniform(0, 1, (200_000, program.matrix.shape[1]))
     used = process_time()
-    with pytest.raises(OutOfTime), deadline.until(monotonic() + 0.3):
+    with pytest.raises(OutOfTime), deadlines.until(monotonic() + 0.3):
         oracle.solve(costs)
     assert process_time() - used < 3.0
 

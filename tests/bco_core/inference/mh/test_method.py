@@ -16,7 +16,7 @@ from bco_core.data import Arrays, Sample
 from bco_core.distributions import FAMILIES, ChainDraws
 from bco_core.estimates import Estimate
 from bco_core.gibbs import make_target
-from bco_core.inference.learn import Learning, learn
+from bco_core.inference.learn import LearningPlan, learn
 from bco_core.inference.mh.diagnostics import ChainDiagnostics, ChainReport, Convergence, convergence, judge_chains
 from bco_core.inference.mh.metropolis import MetropolisOptions
 from bco_core.inference.mh.starts import choose_predictor, find_starts
@@ -113,7 +113,7 @@ def test_chains_split_and_resumed_give_the_same_posterior_and_diagnostics(monkey
     whole, diagnostics = learn_chains(options)
     monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
 
-    learning = Learning.of(PROBLEM, make_sample(), options)
+    learning = LearningPlan.of(PROBLEM, make_sample(), options)
     parts = learning.split()
     assert [part.work for part in parts] == [120] * 3
     done: dict[int, Arrays] = {}

@@ -83,7 +83,7 @@ def toy_target(problem: Any, outcomes: list[float]) -> GibbsTarget:
 
 def draws(target: GibbsTarget, options: MetropolisOptions, start: float = 1.0, chains: int = 6) -> Tensor:
     theta = torch.full((chains, 1), start, dtype=torch.float64)
-    return run_chains(target, options, init_chains(target, options, theta, 3)).info.kept[:, :, 0]
+    return run_chains(target, options, init_chains(target, options, theta, 3)).info.draws[:, :, 0]
 
 
 def close_to(values: Tensor, expected: float) -> bool:
@@ -92,7 +92,7 @@ def close_to(values: Tensor, expected: float) -> bool:
     return abs(means.mean().item() - expected) < 4 * means.std().item() / math.sqrt(len(means)) + 1e-3
 
 
-LONG = MetropolisOptions(4.0, steps=1500, burn_in=300, kept=1200)
+LONG = MetropolisOptions(4.0, steps=1500, burn_in=300, stored_draws=1200)
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_target_with_discrete_cost_has_its_known_moments() -> None:
 @pytest.mark.slow
 def test_detailed_balance_holds_between_regions() -> None:
     """A reversible chain in equilibrium moves from A to B as often as from B to A."""
-    found = draws(toy_target(Toy(levels=0.5), [0.5, -0.5]), replace(LONG, steps=2500, kept=2200))
+    found = draws(toy_target(Toy(levels=0.5), [0.5, -0.5]), replace(LONG, steps=2500, stored_draws=2200))
     part = torch.bucketize(found, torch.tensor([-0.6, 0.2, 0.9]).double())
     flows = torch.zeros(4, 4)
     for a in range(4):
@@ -163,7 +163,7 @@ def portfolio() -> tuple[GibbsTarget, Tensor]:
     return target, theta
 
 
-QUICK = MetropolisOptions(30.0, steps=240, burn_in=120, kept=40, minimum_feasibility=0.9)
+QUICK = MetropolisOptions(30.0, steps=240, burn_in=120, stored_draws=40, minimum_feasibility=0.9)
 
 
 def chains(portfolio: tuple[GibbsTarget, Tensor], options: MetropolisOptions = QUICK, **more: Any) -> Chains:
@@ -197,7 +197,7 @@ def test_proposals_are_rejected_before_evaluation_if_no_cost_could_accept_them(
 def test_every_state_has_the_required_feasibility(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, _ = portfolio
     found = chains(portfolio)
-    predictions = target.predictor.predict(found.info.kept.flatten(0, 1), target.sample.contexts)
+    predictions = target.predictor.predict(found.info.draws.flatten(0, 1), target.sample.contexts)
     kept = target.problem.feasible(target.problem.decide(predictions), target.sample.outcomes)
     assert kept.double().mean(dim=1).min() >= 0.9
 
@@ -214,7 +214,7 @@ def test_chains_run_in_parallel_processes_are_identical(portfolio: tuple[GibbsTa
 def test_a_chain_does_not_depend_on_the_other_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     all_, few = chains(portfolio), run_chains(target, QUICK, init_chains(target, QUICK, theta[:2], 7))
-    assert torch.equal(all_.info.kept[:, :2], few.info.kept)
+    assert torch.equal(all_.info.draws[:, :2], few.info.draws)
     assert torch.equal(all_.info.risks[:, :2], few.info.risks)
 
 
@@ -223,9 +223,9 @@ def test_chains_differ_from_each_other_and_between_seeds(portfolio: tuple[GibbsT
     target, theta = portfolio
     same_start = theta[:1].expand(4, -1)
     found = run_chains(target, QUICK, init_chains(target, QUICK, same_start, 7))
-    assert not torch.equal(found.info.kept[:, 0], found.info.kept[:, 1])
+    assert not torch.equal(found.info.draws[:, 0], found.info.draws[:, 1])
     other = run_chains(target, QUICK, init_chains(target, QUICK, same_start, 8))
-    assert not torch.equal(found.info.kept, other.info.kept)
+    assert not torch.equal(found.info.draws, other.info.draws)
 
 
 def test_a_run_resumed_from_a_checkpoint_is_bit_identical(
@@ -302,8 +302,8 @@ def test_adaptation_follows_its_recursion_step_by_step(portfolio: tuple[GibbsTar
 
 
 def test_draws_are_stored_at_regular_intervals_after_burn_in() -> None:
-    assert MetropolisOptions(1.0, steps=100, burn_in=40, kept=6).keeping == [50, 60, 70, 80, 90, 100]
-    assert MetropolisOptions(1.0, steps=5, burn_in=2, kept=9).keeping == [3, 4, 5]
+    assert MetropolisOptions(1.0, steps=100, burn_in=40, stored_draws=6).stored_steps == [50, 60, 70, 80, 90, 100]
+    assert MetropolisOptions(1.0, steps=5, burn_in=2, stored_draws=9).stored_steps == [3, 4, 5]
 
 
 def test_a_start_that_breaks_its_constraints_is_refused(portfolio: tuple[GibbsTarget, Tensor]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from bco_core.data import Sample, make_folds
 from bco_core.distributions import Mixture, equal_mixture
-from bco_core.inference.learn import Learning, learn
+from bco_core.inference.learn import LearningPlan, learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import LearningOptions, make_options
 from bco_core.inference.vi.diagnostics import VariationalDiagnostics
@@ -149,7 +149,7 @@ def test_members_learned_in_any_order_give_the_same_posterior(monkeypatch: pytes
     sample = nonlinear_sample(150)
     options = make_options(method="vi", hidden=(8,), epochs=6, members=6, certify=True, seed=4)
     here = learn(PROBLEM, sample, options)
-    learning = Learning.of(PROBLEM, sample, options)
+    learning = LearningPlan.of(PROBLEM, sample, options)
     parts = learning.split()
     done = [learning.work(part.data) for part in reversed(parts)]
     elsewhere = learning.join(done[::-1])

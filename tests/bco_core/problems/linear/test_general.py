@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.explain.derivatives import slopes
@@ -406,7 +406,7 @@ def test_a_deadline_applies_to_every_program_of_a_solver() -> None:
     start = time.monotonic()
     expected = problem.decide(outcomes)
     taken = time.monotonic() - start
-    with deadline.until(time.monotonic() + 20 * taken):
+    with deadlines.until(time.monotonic() + 20 * taken):
         within = problem.decide(outcomes)
     assert torch.equal(expected, within)
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.build import build_linear
 from bco_core.problems.linear.general import GeneralLinear
@@ -149,7 +149,7 @@ def test_decisions_are_optimal_over_scenarios_with_a_proven_bound(seed: int, ris
     spec = random_spec(rng)
     atoms = rng.uniform(-2, 2, (15, OUTCOMES))
     program, stages = build_by_hand(spec, atoms)
-    with deadline.alarm(None) as rung:
+    with deadlines.alarm(None) as rung:
         found = build_fast(spec).minimize(atoms, stages.weights, risk, GAP, 0.0, rung)
     lower, upper = np.full(DECISIONS, -1.0), np.full(DECISIONS, 2.0)
     _, truth = by_highs(program, stages, lower, upper, RiskOf(risk.cvar_weight, risk.cvar_level))
@@ -178,7 +178,7 @@ def test_a_row_without_recourse_holds_in_every_scenario() -> None:
         ],
     }
     atoms, weights = np.array([[0.5], [1.0], [4.0]]), np.full(3, 1 / 3)
-    with deadline.alarm(None) as rung:
+    with deadlines.alarm(None) as rung:
         found = build_fast(spec).minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
         assert found is not None
         assert found.decision == pytest.approx([5.0])
@@ -211,7 +211,7 @@ def test_integer_decisions_have_fast_costs_but_are_searched_elsewhere() -> None:
     spec = random_spec(np.random.default_rng(1), integer=True)
     stages = build_fast(spec)
     assert stages.cost(torch.ones(1, DECISIONS), torch.zeros(1, OUTCOMES)).isfinite().all()
-    with deadline.alarm(None) as rung:
+    with deadlines.alarm(None) as rung:
         assert stages.minimize(np.zeros((1, OUTCOMES)), np.ones(1), EXPECTATION, GAP, 0.0, rung) is None
 
 
@@ -225,7 +225,7 @@ def test_a_decision_without_a_proving_bound_is_not_returned(monkeypatch: pytest.
         found = kernel(*given)
         return found._replace(decision=np.clip(found.decision + 0.5, -1, 0.5))
 
-    with deadline.alarm(None) as rung:
+    with deadlines.alarm(None) as rung:
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is not None
         monkeypatch.setattr(cuts, "minimize_random", return_other_decision)
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is None
@@ -234,7 +234,7 @@ def test_a_decision_without_a_proving_bound_is_not_returned(monkeypatch: pytest.
 def test_out_of_time_returns_the_best_decision_so_far_without_a_bound() -> None:
     rng = np.random.default_rng(2)
     stages, atoms, weights = build_fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
-    with deadline.alarm(0.0) as rung:
+    with deadlines.alarm(0.0) as rung:
         found = stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
     assert found is not None
     assert found.status is Status.TIME_LIMIT

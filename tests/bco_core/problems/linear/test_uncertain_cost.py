@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.linear.uncertain_cost import UncertainCostLinear
@@ -202,7 +202,7 @@ def test_a_search_starts_from_the_best_incumbent_and_not_if_quick() -> None:
     instance = knapsack(3, 2, 5, items=12)
     problem = problem_of(instance.spec)
     y = torch.from_numpy(instance.outcomes)[:, None]
-    with deadline.until(time.monotonic() + 60, quick=True), pytest.raises(OutOfTime):
+    with deadlines.until(time.monotonic() + 60, quick=True), pytest.raises(OutOfTime):
         problem.prescribe(y, torch.ones(1).double())
     found = problem.prescribe(y, torch.ones(1).double())
     start = problem.incumbents.best(cost_at(problem, y[0, 0]))

@@ -20,11 +20,11 @@ from app.demo import WEEKDAYS, bakery_rows
 _ITEM, _FRACTILE = "croissants", 0.75
 
 
-class PlainRequest(BaseModel):
+class BaselineRequest(BaseModel):
     contexts: list[dict[str, Any]]
 
 
-def _encoded(contexts: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _encode_contexts(contexts: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     numbers = ("temperature", "rain", "promotion", "holiday")
     rows = [[WEEKDAYS.index(one["weekday"]), *(float(one[name]) for name in numbers)] for one in contexts]
     return np.array(rows)
@@ -32,15 +32,15 @@ def _encoded(contexts: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.floa
 
 def create_app() -> FastAPI:
     rows = bakery_rows()
-    inputs, outcomes = _encoded(rows), np.array([row[_ITEM] for row in rows], dtype=np.float64)
+    inputs, outcomes = _encode_contexts(rows), np.array([row[_ITEM] for row in rows], dtype=np.float64)
     settings = {"objective": "regression", "num_leaves": 31, "learning_rate": 0.07, "num_threads": 1, "verbosity": -1}
     model = lightgbm.train(settings, lightgbm.Dataset(inputs, outcomes, categorical_feature=[0]), 300)
     residuals = outcomes - model.predict(inputs, num_threads=1)
     app = FastAPI()
 
     @app.post("/prescribe")
-    def prescribe(asked: PlainRequest) -> dict[str, list[float]]:
-        predicted = np.asarray(model.predict(_encoded(asked.contexts), num_threads=1))
+    def prescribe(asked: BaselineRequest) -> dict[str, list[float]]:
+        predicted = np.asarray(model.predict(_encode_contexts(asked.contexts), num_threads=1))
         orders = np.quantile(predicted[:, None] + residuals, _FRACTILE, axis=1)
         return {"decisions": orders.tolist()}
 

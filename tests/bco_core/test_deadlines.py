@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bco_core import deadline
+from bco_core import deadlines
 from bco_core.data import Sample
 from bco_core.distributions import FAMILIES, Mixture
 from bco_core.errors import OutOfTime
@@ -69,7 +69,7 @@ def test_an_outer_deadline_ends_a_search_without_its_own_limit() -> None:
     outcomes = torch.zeros(1, 1, 1, dtype=torch.float64)
 
     def search() -> None:
-        with deadline.until(time.monotonic() + 0.3), pytest.raises(OutOfTime):
+        with deadlines.until(time.monotonic() + 0.3), pytest.raises(OutOfTime):
             HARD.prescribe(outcomes, torch.ones(1, dtype=torch.float64))
 
     assert timed(search)[1] < 0.3 + PATIENCE
@@ -79,7 +79,7 @@ def test_a_quick_deadline_starts_no_integer_search() -> None:
     problem = build_problem(market_split(rows=2, columns=4))
     outcomes, weights = torch.zeros(1, 2, 1, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
     problem.prescribe(outcomes, weights)
-    with deadline.until(time.monotonic() + 600, quick=True):
+    with deadlines.until(time.monotonic() + 600, quick=True):
         problem.relaxation.prescribe(outcomes, weights)
         with pytest.raises(OutOfTime, match="quick"):
             problem.prescribe(outcomes, weights)
@@ -115,7 +115,7 @@ def test_large_calls_end_at_their_deadline(spec: dict[str, Any], policy: str) ->
     prescribe(known, problem, contexts[:2], options)
 
     def give_up() -> None:
-        with deadline.until(time.monotonic() + 0.7), pytest.raises(OutOfTime):
+        with deadlines.until(time.monotonic() + 0.7), pytest.raises(OutOfTime):
             prescribe(known, problem, contexts, options)
 
     assert timed(give_up)[1] < 0.7 + PATIENCE
@@ -134,16 +134,16 @@ def test_the_check_for_complete_recourse_ends_at_the_deadline(monkeypatch: pytes
     built, seconds = timed(lambda: build_problem(spec))
     assert built.decision_dim == 300
     assert seconds < 0.5 + PATIENCE
-    with deadline.until(time.monotonic() + 0.2), pytest.raises(OutOfTime):
+    with deadlines.until(time.monotonic() + 0.2), pytest.raises(OutOfTime):
         build_problem(spec)
 
 
 def test_nested_deadlines_keep_the_earlier_one() -> None:
-    assert deadline.left() == math.inf
-    with deadline.until(time.monotonic() + 100):
-        with deadline.until(time.monotonic() + 1000):
-            assert 0 < deadline.left() <= 100
-        with deadline.until(time.monotonic() - 1), pytest.raises(OutOfTime):
-            deadline.check()
-        deadline.check()
-    assert deadline.left() == math.inf
+    assert deadlines.seconds_left() == math.inf
+    with deadlines.until(time.monotonic() + 100):
+        with deadlines.until(time.monotonic() + 1000):
+            assert 0 < deadlines.seconds_left() <= 100
+        with deadlines.until(time.monotonic() - 1), pytest.raises(OutOfTime):
+            deadlines.check()
+        deadlines.check()
+    assert deadlines.seconds_left() == math.inf

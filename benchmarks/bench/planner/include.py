@@ -13,7 +13,7 @@ import httpx
 from app.commands.serve import LocalService
 from app.demo import MORNINGS
 from app.prescriptions.schemas import Include
-from benchmarks.bench.planner.bakery import learned
+from benchmarks.bench.planner.bakery import learn_posterior
 
 CALLS = 60
 
@@ -28,7 +28,7 @@ def prescribe_full(calls: int = CALLS) -> dict[str, float]:
         LocalService(BCO_DATABASE_URL=f"sqlite:///{Path(folder) / 'bench.db'}") as service,
         httpx.Client(base_url=service.url, timeout=120) as client,
     ):
-        posterior = learned(client)
+        posterior = learn_posterior(client)
         took: dict[bool, list[float]] = {True: [], False: []}
         for number in range(5 + calls):
             for full in (True, False):

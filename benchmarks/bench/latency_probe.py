@@ -17,7 +17,7 @@ import httpx
 PAUSE_SECONDS = 0.05
 
 
-def watch(pipe: Connection, method: str, url: str, headers: dict[str, str], body: Any) -> None:
+def repeat_request(pipe: Connection, method: str, url: str, headers: dict[str, str], body: Any) -> None:
     """Repeat the request until the pipe says ``stop``; on ``tell``, send the seconds of each answer so far.
 
     Answers that were sent once are not sent again. An answer other than 200 counts as infinite.
@@ -38,8 +38,8 @@ def watch(pipe: Connection, method: str, url: str, headers: dict[str, str], body
                 latencies = []
 
 
-class Watcher:
-    """A client in a separate process; ``seen`` returns the seconds of each answer since its last call."""
+class LatencyProbe:
+    """A client in a separate process; ``new_latencies`` returns the seconds of each answer since its last call."""
 
     def __init__(self, method: str, url: str, headers: dict[str, str] | None = None, body: Any = None) -> None:
         self._question = (method, url, headers or {}, body)
@@ -47,12 +47,12 @@ class Watcher:
     def __enter__(self) -> Self:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=watch, args=(theirs, *self._question), daemon=True)
+        self._process = spawn.Process(target=repeat_request, args=(theirs, *self._question), daemon=True)
         self._process.start()
-        self.seen()
+        self.new_latencies()
         return self
 
-    def seen(self) -> list[float]:
+    def new_latencies(self) -> list[float]:
         self._pipe.send("tell")
         result: list[float] = self._pipe.recv()
         return result

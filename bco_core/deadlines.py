@@ -1,11 +1,11 @@
 """One deadline for everything below a call: slow code checks it, so no signature has to carry it.
 
-    with deadline.until(monotonic() + 2.0):
+    with deadlines.until(monotonic() + 2.0):
         prescribe(posterior, problem, contexts)    # raises OutOfTime soon after two seconds
 
-Loops call :func:`check` every few milliseconds, and solvers get at most the time that is :func:`left`. A ``quick``
-deadline also refuses work that cannot be interrupted (:func:`before_long_work`): its caller runs that elsewhere, for
-example in a process that can be killed.
+Loops call :func:`check` every few milliseconds, and solvers get at most :func:`seconds_left`. A ``quick`` deadline
+also refuses work that cannot be interrupted (:func:`before_long_work`): its caller runs that elsewhere, for example in
+a process that can be killed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def until(at: float, quick: bool = False) -> Iterator[None]:
         _in_force.reset(token)
 
 
-def left() -> float:
+def seconds_left() -> float:
     """Return the seconds until the deadline, at least zero; infinite if there is none."""
     at = _in_force.get().at
     return math.inf if at == math.inf else max(at - monotonic(), 0.0)
@@ -69,7 +69,7 @@ def before_long_work() -> None:
 @contextmanager
 def alarm(time_limit_seconds: float | None) -> Iterator[Flag]:
     """Yield a flag for kernels that is raised after the time limit or at the deadline in force."""
-    seconds = min(math.inf if time_limit_seconds is None else time_limit_seconds, left())
+    seconds = min(math.inf if time_limit_seconds is None else time_limit_seconds, seconds_left())
     flag: Flag = np.array([seconds <= 0])
     timer = threading.Timer(seconds, flag.fill, (True,))
     if 0 < seconds < threading.TIMEOUT_MAX:
