@@ -31,15 +31,15 @@ from tests.support.journey import (
     QUICK,
     ROWS,
     Json,
-    answered,
+    check_json,
     create_dataset,
     create_job,
     create_problem,
-    learned,
+    learn_posterior,
     prescribe,
 )
 from tests.support.polling import wait_until
-from tests.support.processes import finished, is_ready
+from tests.support.processes import is_ready, wait_for_job
 
 KEY = "bco_01M7HHJHXCKX15YKTS59YF7F5C_hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU"
 
@@ -305,7 +305,7 @@ def test_the_queue_is_measured(client: TestClient, metric_increase: Callable[...
 
 
 def test_jobs_caches_and_decisions_are_measured(client: TestClient, metric_increase: Callable[..., float]) -> None:
-    posterior = learned(client)
+    posterior = learn_posterior(client)
     for _ in range(3):
         prescribe(client, posterior["id"], scenarios=20)
     assert metric_increase("bco_jobs", state="succeeded") == 1
@@ -330,7 +330,7 @@ def trucks_posterior(client: TestClient, integer: bool) -> Json:
     problem = create_problem(client, spec=TRUCKS | {"decisions": [trucks | {"integer": integer}]})
     rows = [{name: value for name, value in row.items() if name != "loaves"} for row in ROWS]
     dataset = create_dataset(client, outcomes=["croissants"], rows=rows)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"])
+    return learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"])
 
 
 @pytest.mark.parametrize(("integer", "solver", "fallbacks"), [(True, HIGHS, 2), (False, CUTS, 0)])
@@ -397,17 +397,17 @@ def run_job_and_batch(url: str) -> tuple[Json, Json]:
     """Run a training job, then a batch from its posterior."""
     with httpx.Client(base_url=url, timeout=60) as client:
         wait_until("the service is ready", lambda: is_ready(client))
-        problem = answered(client.post("/v1/problems", json=example_problem()), 201)
+        problem = check_json(client.post("/v1/problems", json=example_problem()), 201)
         form = {"name": "days", "outcomes": "croissants,loaves"}
         file = {"file": ("days.csv", as_csv(bakery_rows(60)).encode())}
-        dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
+        dataset = check_json(client.post("/v1/datasets/upload", data=form, files=file), 201)
         body = {"problem_id": problem["id"], "dataset_id": dataset["id"], "inference": QUICK}
-        job = answered(client.post("/v1/jobs", json=body, headers={"X-Request-ID": "the-job"}), 202)
-        job = finished(client, job["id"])
+        job = check_json(client.post("/v1/jobs", json=body, headers={"X-Request-ID": "the-job"}), 202)
+        job = wait_for_job(client, job["id"])
         assert job["state"] == "succeeded"
         path = f"/v1/posteriors/{job['posterior_id']}/batch-prescriptions/upload"
         file = {"file": ("mornings.csv", as_csv(MORNINGS).encode())}
-        batch = finished(client, answered(client.post(path, files=file), 202)["id"])
+        batch = wait_for_job(client, check_json(client.post(path, files=file), 202)["id"])
         assert batch["state"] == "succeeded"
     return job, batch
 

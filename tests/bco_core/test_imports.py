@@ -51,7 +51,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"predictors", "features"},
         {"distributions", "drift", "estimates", "gibbs", "scenarios"},
         {"policies", "predictive", "select"},
-        {"calibration", "certificates", "posterior"},
+        {"calibration", "certificates", "posterior", "predictive_choice"},
         {"evaluate", "prescribe"},
         {"explain", "inference"},
         {"baselines"},

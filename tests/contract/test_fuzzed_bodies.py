@@ -27,7 +27,16 @@ from app.demo import as_csv, bakery_rows, example_problem
 from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
-from tests.support.journey import CONTEXTS, OUTCOMES, ROWS, Json, counts, create_dataset, create_problem, learned
+from tests.support.journey import (
+    CONTEXTS,
+    OUTCOMES,
+    ROWS,
+    Json,
+    counts,
+    create_dataset,
+    create_problem,
+    learn_posterior,
+)
 
 REFUSALS = (400, 404, 409, 413, 422)
 # The short run repeats a few fixed examples; the long run draws new ones for minutes.
@@ -284,7 +293,7 @@ def altered_bodies(draw: st.DrawFn, body: Json) -> Any:
 @pytest.fixture(scope="module")
 def bodies(client: TestClient) -> dict[str, Json]:
     """Return a valid body for every path that takes JSON."""
-    posterior = learned(client)
+    posterior = learn_posterior(client)
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     job = {"predictor": {"kind": "auto", "hidden": [8]}, "inference": {"method": "vi", "members": 2}, "seed": 7}
     return {

@@ -21,7 +21,16 @@ from app.jobs.kinds.base import JobKind, JobPart
 from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
-from tests.support.journey import QUICK, Json, answered, counts, create_dataset, create_problem, learned, prepare_fund
+from tests.support.journey import (
+    QUICK,
+    Json,
+    check_json,
+    counts,
+    create_dataset,
+    create_problem,
+    learn_posterior,
+    prepare_fund,
+)
 
 CHAINS: Json = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 30, "particles": 20, "inverse_temperature": 100}
 
@@ -49,7 +58,7 @@ def learn_by_chains(client: TestClient) -> Json:
 
 
 def prescribe(client: TestClient) -> Json:
-    ids = {"posterior_id": learned(client)["id"], "dataset_id": create_dataset(client)["id"]}
+    ids = {"posterior_id": learn_posterior(client)["id"], "dataset_id": create_dataset(client)["id"]}
     return ids | {"kind": "prescribe", "scenarios": 20}
 
 
@@ -103,7 +112,7 @@ def test_a_kind_is_requested_by_name_and_documents_its_request(kind: JobKind) ->
 def test_an_invalid_request_is_refused_with_its_pointer_and_stores_nothing(client: TestClient, kind: JobKind) -> None:
     before = counts()
     body = {"kind": kind.name, "time_limit_seconds": "long"}
-    refusal = answered(client.post("/v1/jobs", json=body), 422)
+    refusal = check_json(client.post("/v1/jobs", json=body), 422)
     pointers = {found["pointer"] for found in refusal["errors"]}
     required = {f"#/{name}" for name in kind.request.model_json_schema()["required"]} - {"#/kind"}
     assert pointers == {"#/time_limit_seconds"} | required
@@ -112,7 +121,7 @@ def test_an_invalid_request_is_refused_with_its_pointer_and_stores_nothing(clien
 
 @pytest.mark.parametrize("kind", ["dance", "", None, 7, ["learn"], {}])
 def test_an_unknown_kind_is_refused_with_the_known_ones(client: TestClient, kind: Any) -> None:
-    refusal = answered(client.post("/v1/jobs", json={"kind": kind}), 422)
+    refusal = check_json(client.post("/v1/jobs", json={"kind": kind}), 422)
     (found,) = refusal["errors"]
     assert found == {"pointer": "#/kind", "detail": "the job kind must be one of learn, prescribe, backtest"}
 
@@ -121,7 +130,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(client: TestClient, kind
 
 
 def submit(client: TestClient, body: Json) -> JobRow:
-    job_id = answered(client.post("/v1/jobs", json=body), 202)["id"]
+    job_id = check_json(client.post("/v1/jobs", json=body), 202)["id"]
     return service.get(DEFAULT_WORKSPACE, job_id)
 
 
@@ -142,7 +151,7 @@ def forget(data: bytes) -> None:
 
 def outcome(client: TestClient, job_id: str, results: Sequence[bytes] | None = None) -> list[Any]:
     """Return everything a job has made, for comparison. Files are built from ``results`` if given."""
-    job = answered(client.get(f"/v1/jobs/{job_id}"))
+    job = check_json(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "succeeded", job["error"]
     kind = KINDS[job["kind"]]
     made: list[Any] = [job["summary"]] if job["summary"] else []
@@ -153,7 +162,7 @@ def outcome(client: TestClient, job_id: str, results: Sequence[bytes] | None = N
         )
         made.append(kept)
     if kind.makes_posterior:
-        made.append(answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"])
+        made.append(check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"])
     assert made
     return made
 
@@ -223,9 +232,9 @@ def test_a_job_is_listed_by_kind_waits_in_its_queue_and_shows_its_request(
     client: TestClient, name: str, body_of: Callable[[TestClient], Json], count: int
 ) -> None:
     body = body_of(client)
-    job = answered(client.post("/v1/jobs", json=body), 202)
+    job = check_json(client.post("/v1/jobs", json=body), 202)
     assert job["kind"] == name
-    listed = answered(client.get("/v1/jobs", params={"kind": name, "limit": 200}))["items"]
+    listed = check_json(client.get("/v1/jobs", params={"kind": name, "limit": 200}))["items"]
     assert {field: value for field, value in job.items() if field not in ("spec", "summary")} in listed
     assert {found["kind"] for found in listed} == {name}
     (queued,) = queue.client().list_queued_workflows(workflow_ids=[job["id"]])

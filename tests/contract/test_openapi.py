@@ -23,7 +23,7 @@ from app.keys import service as keys
 from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
-from tests.support.journey import learned
+from tests.support.journey import learn_posterior
 from tests.support.polling import wait_until
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
@@ -39,7 +39,7 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
     with service_on(url):
         migrate(get_settings().sqlalchemy_url)
         with TestClient(create_app()) as client:
-            posterior, doomed = learned(client, name="bakery"), learned(client)
+            posterior, doomed = learn_posterior(client, name="bakery"), learn_posterior(client)
         key = keys.create("contract", "default", list(keys.SCOPES), None)[1]
     configuration = folder / "schemathesis.toml"
     configuration.write_text(

@@ -36,12 +36,11 @@ from app.main import create_app
 from app.settings import Settings
 from bco_core.inference.vi.plan import SHARED_ROWS
 from tests.support.fleet import Fleet, Postgres
-from tests.support.journey import Json, answered, prepare_fund
+from tests.support.journey import Json, check_json, prepare_fund
 from tests.support.polling import crowding, wait_until, within
 from tests.support.processes import (
     alive,
     descendants,
-    finished,
     in_database,
     is_computing,
     is_ready,
@@ -49,6 +48,7 @@ from tests.support.processes import (
     prepare,
     read,
     submit,
+    wait_for_job,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -231,9 +231,9 @@ def ids(fleet: Fleet) -> Json:
 def test_the_api_serves_only_requests_with_a_key(fleet: Fleet, ids: Json) -> None:
     assert httpx.get(f"{fleet.url_of_api}/v1/jobs").status_code == 401
     assert httpx.get(f"{fleet.url_of_api}/readyz").status_code == 200
-    job = finished(fleet.http, submit(fleet.http, ids, epochs=3))
+    job = wait_for_job(fleet.http, submit(fleet.http, ids, epochs=3))
     body = {"contexts": MORNINGS}
-    answer = answered(fleet.http.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body))
+    answer = check_json(fleet.http.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body))
     assert len(answer["prescriptions"]) == 3
 
 
@@ -254,10 +254,10 @@ def test_database_connections_stay_below_the_limit(fleet: Fleet, ids: Json) -> N
 @pytest.mark.slow
 def test_a_job_over_its_time_limit_fails_and_can_be_retried(fleet: Fleet, ids: Json) -> None:
     job_id = submit(fleet.http, ids, epochs=100_000, time_limit_seconds=1)
-    job = finished(fleet.http, job_id)
+    job = wait_for_job(fleet.http, job_id)
     assert (job["state"], job["error"]) == ("failed", "it took longer than its time limit of 1 s")
-    assert answered(fleet.http.post(f"/v1/jobs/{job_id}/retry"), 202)["state"] == "queued"
-    again = finished(fleet.http, job_id)
+    assert check_json(fleet.http.post(f"/v1/jobs/{job_id}/retry"), 202)["state"] == "queued"
+    again = wait_for_job(fleet.http, job_id)
     assert (again["state"], again["attempts"]) == ("failed", 2)
 
 
@@ -275,10 +275,10 @@ def test_a_job_whose_process_is_killed_three_times_fails_with_that_reason(fleet:
         wait_until("it computes", lambda: new_processes(fleet, before))
         for process in new_processes(fleet, before):
             process.kill()
-    job = finished(fleet.http, job_id)
+    job = wait_for_job(fleet.http, job_id)
     assert job["state"] == "failed"
     assert "died 3 times" in job["error"]
-    texts = [line["text"] for line in answered(fleet.http.get(f"/v1/jobs/{job_id}/log"))["lines"]]
+    texts = [line["text"] for line in check_json(fleet.http.get(f"/v1/jobs/{job_id}/log"))["lines"]]
     assert texts.count("started") == 4
 
 
@@ -309,7 +309,7 @@ def follow(fleet: Fleet, job_id: str, events: list[str]) -> None:
 def submit_batch(fleet: Fleet, posterior_id: str, contexts: list[Json], **form: Any) -> str:
     path = f"/v1/posteriors/{posterior_id}/batch-prescriptions/upload"
     file = {"file": ("contexts.csv", as_csv(contexts).encode())}
-    job_id: str = answered(fleet.http.post(path, data=form, files=file), 202)["id"]
+    job_id: str = check_json(fleet.http.post(path, data=form, files=file), 202)["id"]
     return job_id
 
 
@@ -321,7 +321,7 @@ def contexts_of(days: int) -> list[Json]:
 def test_jobs_survive_killing_the_database_a_worker_and_the_api(
     fleet: Fleet, ids: Json, killable_postgres: Postgres
 ) -> None:
-    learned = finished(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]
+    learned = wait_for_job(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]
     jobs = [submit(fleet.http, ids, epochs=80, seed=seed) for seed in range(4)]
     contexts = contexts_of(2000)
     batch = submit_batch(fleet, learned, contexts, scenarios=1000)
@@ -345,14 +345,14 @@ def test_jobs_survive_killing_the_database_a_worker_and_the_api(
     fleet.kill_worker(0)
     fleet.kill_api()
     wait_until("the new API is ready", lambda: is_ready(fleet.http))
-    ended = [finished(fleet.http, job) for job in [*jobs, batch]]
+    ended = [wait_for_job(fleet.http, job) for job in [*jobs, batch]]
     assert [(job["state"], job["error"]) for job in ended] == [("succeeded", None)] * 5
     assert [posteriors_of(fleet.url, job) for job in jobs] == [1] * 4
     file = fleet.http.get(f"/v1/jobs/{batch}/result", params={"format": "parquet"}).content
     table = pq.read_table(io.BytesIO(file))
     assert table.column("temperature").to_pylist() == [context["temperature"] for context in contexts]
     body = {"contexts": contexts[-50:], "scenarios": 1000}
-    expected = answered(fleet.http.post(f"/v1/posteriors/{learned}/prescribe", json=body))["prescriptions"]
+    expected = check_json(fleet.http.post(f"/v1/posteriors/{learned}/prescribe", json=body))["prescriptions"]
     decided = table.column("decision.loaves").to_pylist()[-50:]
     assert decided == pytest.approx([found["decision"]["loaves"] for found in expected], rel=1e-6)
     # SQLAlchemy, too, logs a connection that died during a read.
@@ -379,8 +379,8 @@ def test_parts_of_a_job_run_on_several_workers_and_survive_a_killed_one(
     fleet: Fleet, job: Callable[[Fleet], Json]
 ) -> None:
     body = job(fleet)
-    uninterrupted = finished(fleet.http, answered(fleet.http.post("/v1/jobs", json=body), 202)["id"])
-    job_id = answered(fleet.http.post("/v1/jobs", json=body), 202)["id"]
+    uninterrupted = wait_for_job(fleet.http, check_json(fleet.http.post("/v1/jobs", json=body), 202)["id"])
+    job_id = check_json(fleet.http.post("/v1/jobs", json=body), 202)["id"]
 
     def started_parts() -> set[tuple[int, str]]:
         query = "SELECT seq, taken FROM job_parts WHERE job_id = :job_id AND done > 0"
@@ -392,10 +392,10 @@ def test_parts_of_a_job_run_on_several_workers_and_survive_a_killed_one(
     fleet.kill_worker(owner)
     wait_until("another worker takes it over", lambda: read(fleet.http, job_id)["attempts"] == 2)
     wait_until("it makes progress", lambda: read(fleet.http, job_id)["progress"] > before)
-    ended = finished(fleet.http, job_id)
+    ended = wait_for_job(fleet.http, job_id)
     assert (ended["state"], ended["error"]) == ("succeeded", None)
     digests = {
-        answered(fleet.http.get(f"/v1/posteriors/{one['posterior_id']}"))["digest"] for one in (ended, uninterrupted)
+        check_json(fleet.http.get(f"/v1/posteriors/{one['posterior_id']}"))["digest"] for one in (ended, uninterrupted)
     }
     assert len(digests) == 1
     assert in_database(fleet.url, "SELECT seq FROM job_parts WHERE job_id = :job_id", job_id) == []

@@ -26,7 +26,7 @@ from app.posteriors import service as posteriors
 from app.settings import get_settings
 from bco_core.posterior import Posterior
 from tests.support.in_process import service_on
-from tests.support.journey import Json, create_dataset, create_job, create_problem, learned, storing_for
+from tests.support.journey import Json, create_dataset, create_job, create_problem, learn_posterior, store_function_for
 
 
 class World:
@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with TestClient(create_app(), raise_server_exceptions=False) as client:
             World.client = client
             World.ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-            posterior = learned(client, **World.ids)
+            posterior = learn_posterior(client, **World.ids)
             with transaction() as session:
                 row = session.get_one(PosteriorRow, posterior["id"])
                 World.result = posteriors.load(session, row), row.diagnostics
@@ -102,7 +102,7 @@ class JobMachine(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(self.live_attempts))
         if self.deleted:
             return
-        service.succeed(self.job_id, attempt, storing_for(self.job_id, World.result))
+        service.succeed(self.job_id, attempt, store_function_for(self.job_id, World.result))
         if self.state in service.UNFINISHED and attempt == self.started:
             self.state, self.lines = "succeeded", self.lines + 1
 

@@ -21,7 +21,7 @@ from app.commands.serve import LocalService
 from app.demo import as_csv, bakery_rows, example_problem
 from tests.support.journey import CONTEXTS, OUTCOMES, QUICK, Json, pages
 from tests.support.polling import wait_until
-from tests.support.processes import finished
+from tests.support.processes import wait_for_job
 
 CLIENTS = 100
 UNFINISHED = ("queued", "running")
@@ -164,7 +164,7 @@ def shared_posterior(http: httpx.Client) -> str:
     body = {"name": "days", "outcomes": OUTCOMES, "rows": bakery_rows(60)}
     ids["dataset_id"] = http.post("/v1/datasets", json=body).json()["id"]
     found = http.post("/v1/jobs", json=JOB | ids).json()
-    found = finished(http, found["id"])
+    found = wait_for_job(http, found["id"])
     assert found["state"] == "succeeded", found
     return str(found["posterior_id"])
 

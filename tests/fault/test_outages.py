@@ -20,7 +20,7 @@ from app.jobs import compute, service
 from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
-from tests.support.journey import Json, answered, counts, create_dataset, create_job, create_problem, learn
+from tests.support.journey import Json, check_json, counts, create_dataset, create_job, create_problem, learn
 
 # the API in this process, on SQLite
 
@@ -55,7 +55,7 @@ FULL_DISK = "max_page_count=1"
 
 
 def check_unavailable(response: httpx.Response) -> Json:
-    problem = answered(response, 503)
+    problem = check_json(response, 503)
     assert response.headers["content-type"] == "application/problem+json"
     assert int(response.headers["Retry-After"]) > 0
     assert problem["type"] == "urn:bco:error:unavailable"
@@ -74,10 +74,10 @@ def test_a_full_disk_answers_503_and_loses_nothing(
         for _ in range(3):
             # The service stays unready for as long as the disk is full, even without further writes.
             assert client.get("/readyz").status_code == 503
-        assert answered(client.get("/v1/problems"))["items"][0]["id"] == problem["id"]
+        assert check_json(client.get("/v1/problems"))["items"][0]["id"] == problem["id"]
     assert counts() == before
     assert client.get("/readyz").status_code == 200
-    assert answered(client.post("/v1/datasets", json=body), 201)["rows"] == 20_000
+    assert check_json(client.post("/v1/datasets", json=body), 201)["rows"] == 20_000
     job = create_job(client, problem_id=problem["id"], dataset_id=dataset["id"])
     assert learn(client, job["id"])["state"] == "succeeded"
 
@@ -95,9 +95,9 @@ def test_a_job_waits_for_disk_space_to_store_its_result(client: TestClient, monk
         computing.start()
         assert refused.wait(60)
         assert computing.is_alive()
-        assert answered(client.get(f"/v1/jobs/{job['id']}"))["state"] == "running"
+        assert check_json(client.get(f"/v1/jobs/{job['id']}"))["state"] == "running"
     computing.join(60)
-    assert answered(client.get(f"/v1/jobs/{job['id']}"))["state"] == "succeeded"
+    assert check_json(client.get(f"/v1/jobs/{job['id']}"))["state"] == "succeeded"
     assert counts()["posteriors"] == 1
 
 

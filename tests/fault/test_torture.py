@@ -18,9 +18,9 @@ import pytest
 
 from app.demo import MORNINGS, as_csv, bakery_rows
 from tests.support.fleet import Fleet, Postgres, new_fleets, new_postgres
-from tests.support.journey import Json, answered
+from tests.support.journey import Json, check_json
 from tests.support.polling import crowding, wait_until
-from tests.support.processes import finished, in_database, is_ready, prepare, read, submit
+from tests.support.processes import in_database, is_ready, prepare, read, submit, wait_for_job
 
 pytestmark = pytest.mark.torture
 
@@ -63,7 +63,7 @@ def new_job(fleet: Fleet, ids: Json, number: int) -> str:
     inference = {"method": "vi", "members": 2, "epochs": 15, "patience": 100, "particles": 50}
     body = ids | {"predictor": {"kind": "mlp", "hidden": [8]}, "inference": inference, "seed": number}
     headers = {"Idempotency-Key": f"job {number}".replace(" ", "-")}
-    job_id: str = answered(fleet.http.post("/v1/jobs", json=body, headers=headers), 202)["id"]
+    job_id: str = check_json(fleet.http.post("/v1/jobs", json=body, headers=headers), 202)["id"]
     return job_id
 
 
@@ -71,7 +71,7 @@ def new_batch(fleet: Fleet, posterior_id: str, number: int) -> str:
     path = f"/v1/posteriors/{posterior_id}/batch-prescriptions/upload"
     content: Json = {"data": {"scenarios": 1000}, "files": {"file": ("contexts.csv", as_csv(CONTEXTS).encode())}}
     headers = {"Idempotency-Key": f"batch-{number}"}
-    job_id: str = answered(fleet.http.post(path, headers=headers, **content), 202)["id"]
+    job_id: str = check_json(fleet.http.post(path, headers=headers, **content), 202)["id"]
     return job_id
 
 
@@ -100,7 +100,7 @@ def test_two_hundred_jobs_end_exactly_once_while_processes_are_killed(
     rng = random.Random(20)
     fleet = start_fleet(empty_database("sqlite") if server is None else server.url, **DEFAULT_DEADLINE)
     ids = prepare(fleet.http)
-    first = finished(fleet.http, submit(fleet.http, ids, epochs=3))
+    first = wait_for_job(fleet.http, submit(fleet.http, ids, epochs=3))
     jobs = [new_job(fleet, ids, number) for number in range(LEARNING // 2)]
     batches = [new_batch(fleet, first["posterior_id"], number) for number in range(BATCHES // 2)]
 
@@ -116,7 +116,7 @@ def test_two_hundred_jobs_end_exactly_once_while_processes_are_killed(
     for worker in fleet.workers:
         fleet.wait_for(worker)
 
-    ended = [finished(fleet.http, job) for job in [*jobs, *batches]]
+    ended = [wait_for_job(fleet.http, job) for job in [*jobs, *batches]]
     endings = Counter((job["kind"], job["state"]) for job in ended)
     given_up = [job for job in ended if job["state"] == "failed"]
     # Only jobs whose worker died three times may have failed, and they say so.
@@ -154,7 +154,7 @@ def test_a_single_worker_resumes_within_a_minute_of_each_kill(
     rng = random.Random(jobs)
     fleet = start_fleet(empty_database("sqlite") if server is None else server.url, 1, **DEFAULT_DEADLINE)
     ids = prepare(fleet.http)
-    posterior_id = finished(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]
+    posterior_id = wait_for_job(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]
     all_jobs, waits = [], []
     for number in range(jobs // 5):
         created = [new_job(fleet, ids, 1_000 + 5 * number + seed) for seed in range(4)]
@@ -168,7 +168,7 @@ def test_a_single_worker_resumes_within_a_minute_of_each_kill(
         wait_until("it goes on", lambda created=created, before=before: progress_of(fleet, created) > before)
         waits.append(time.monotonic() - began)
         for job in created:
-            assert finished(fleet.http, job)["state"] == "succeeded"
+            assert wait_for_job(fleet.http, job)["state"] == "succeeded"
     assert max(waits) < RECOVERY_SECONDS * crowding(), waits
     for job in all_jobs:
         assert in_database(fleet.url, "SELECT count(*) FROM posteriors WHERE job_id = :job_id", job)[0][0] <= 1
@@ -193,8 +193,8 @@ def test_a_job_whose_worker_dies_three_times_fails_with_that_reason(
         marker = f"{job_id} starts, attempt {attempt}"
         wait_until("the job runs", lambda marker=marker: marker in fleet.messages())
         fleet.kill_worker(0)
-    job = finished(fleet.http, job_id)
+    job = wait_for_job(fleet.http, job_id)
     assert (job["state"], job["attempts"]) == ("failed", 4)
     assert "its worker died 3 times" in job["error"]
     quick = submit(fleet.http, prepare(fleet.http), epochs=3)
-    assert finished(fleet.http, quick)["state"] == "succeeded"
+    assert wait_for_job(fleet.http, quick)["state"] == "succeeded"

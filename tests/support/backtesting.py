@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from tests.support.journey import QUICK, Json, answered, create_dataset, learn
+from tests.support.journey import QUICK, Json, check_json, create_dataset, learn
 
 SPEC: Json = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 3.0, "overage_cost": 1.0}]}
 OURS: Json = {"name": "quick", "predictor": {"kind": "linear"}, "inference": QUICK | {"epochs": 30}}
@@ -32,19 +32,19 @@ def days(count: int = 90, shops: tuple[str, ...] = ("north", "south"), stock: fl
     return rows
 
 
-def prepared(client: TestClient, rows: list[Json] | None = None, **changes: Any) -> Json:
+def create_shop(client: TestClient, rows: list[Json] | None = None, **changes: Any) -> Json:
     roles: Json = {"outcomes": ["sold"], "time": "day", "series": ["shop"], "lead": 2, "decisions": ["stocked"]}
     dataset = create_dataset(client, rows=days() if rows is None else rows, **(roles | changes))
-    problem = answered(client.post("/v1/problems", json={"name": "shop", "spec": SPEC}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "shop", "spec": SPEC}), 201)
     return {"problem_id": problem["id"], "dataset_id": dataset["id"]}
 
 
-def asked(ids: Json, **changes: Any) -> Json:
+def backtest_body(ids: Json, **changes: Any) -> Json:
     body = {"kind": "backtest", "ours": [OURS], "baselines": ["constant", "season", "regression"], "splits": 3}
     return ids | body | {"actual_decision": {"sold": "stocked"}} | changes
 
 
-def finished(client: TestClient, body: Json) -> Json:
-    job = learn(client, answered(client.post("/v1/jobs", json=body), 202)["id"])
+def run_backtest(client: TestClient, body: Json) -> Json:
+    job = learn(client, check_json(client.post("/v1/jobs", json=body), 202)["id"])
     assert job["state"] == "succeeded", job["error"]
     return job

@@ -34,7 +34,7 @@ FUND: Json = {
 }
 
 
-def answered(response: Response, status: int = 200) -> Json:
+def check_json(response: Response, status: int = 200) -> Json:
     """Check the status of a response and return its JSON."""
     assert response.status_code == status, response.text
     answer: Json = response.json()
@@ -42,12 +42,12 @@ def answered(response: Response, status: int = 200) -> Json:
 
 
 def create_problem(client: TestClient, **changes: Any) -> Json:
-    return answered(client.post("/v1/problems", json=example_problem() | changes), 201)
+    return check_json(client.post("/v1/problems", json=example_problem() | changes), 201)
 
 
 def create_dataset(client: TestClient, **changes: Any) -> Json:
     body = {"name": "days", "outcomes": OUTCOMES, "rows": ROWS} | changes
-    return answered(client.post("/v1/datasets", json=body), 201)
+    return check_json(client.post("/v1/datasets", json=body), 201)
 
 
 def upload(client: TestClient, content: bytes, **form: str) -> Response:
@@ -62,7 +62,7 @@ def create_job(client: TestClient, **changes: Any) -> Json:
         body["problem_id"] = create_problem(client)["id"]
     if "dataset_id" not in body:
         body["dataset_id"] = create_dataset(client)["id"]
-    return answered(client.post("/v1/jobs", json=body), 202)
+    return check_json(client.post("/v1/jobs", json=body), 202)
 
 
 def learn(client: TestClient, job_id: str) -> Json:
@@ -70,10 +70,10 @@ def learn(client: TestClient, job_id: str) -> Json:
     attempt = service.start(job_id)
     assert attempt is not None
     compute.run(job_id, attempt)
-    return answered(client.get(f"/v1/jobs/{job_id}"))
+    return check_json(client.get(f"/v1/jobs/{job_id}"))
 
 
-def storing_for(job_id: str, result: tuple[Posterior, Json]) -> Store:
+def store_function_for(job_id: str, result: tuple[Posterior, Json]) -> Store:
     """Return the function that stores a posterior and its diagnostics as the job's result."""
     with transaction() as session:
         job = session.get_one(JobRow, job_id)
@@ -82,11 +82,11 @@ def storing_for(job_id: str, result: tuple[Posterior, Json]) -> Store:
     return store_posterior(job, problem, dataset, *result)
 
 
-def learned(client: TestClient, **changes: Any) -> Json:
+def learn_posterior(client: TestClient, **changes: Any) -> Json:
     """Run a job from start to finish and return its posterior."""
     job = learn(client, create_job(client, **changes)["id"])
     assert job["state"] == "succeeded", job["error"]
-    return answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+    return check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))
 
 
 def prescribe(client: TestClient, posterior_id: str, **changes: Any) -> Json:
@@ -97,7 +97,7 @@ def prescribe(client: TestClient, posterior_id: str, **changes: Any) -> Json:
         # A busy machine sends even quick calls to the solver processes.
         await_solvers(client)
         response = client.post(address, json=body)
-    answer = answered(response)
+    answer = check_json(response)
     del answer["id"]
     return answer
 
@@ -117,7 +117,7 @@ def pages(client: TestClient, path: str, limit: int) -> list[list[Json]]:
     found: list[list[Json]] = []
     query: Json = {"limit": limit}
     while True:
-        answer = answered(client.get(path, params=query))
+        answer = check_json(client.get(path, params=query))
         found.append(answer["items"])
         if answer["next_cursor"] is None:
             return found
@@ -151,6 +151,6 @@ def months(count: int = 60) -> list[Json]:
 
 def prepare_fund(client: Client) -> Json:
     """Create a portfolio problem and its history, as a Metropolis–Hastings job needs."""
-    problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
     body = {"name": "months", "outcomes": ASSETS, "rows": months()}
-    return {"problem_id": problem["id"], "dataset_id": answered(client.post("/v1/datasets", json=body), 201)["id"]}
+    return {"problem_id": problem["id"], "dataset_id": check_json(client.post("/v1/datasets", json=body), 201)["id"]}

@@ -9,7 +9,17 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from app.posteriors import portable
-from tests.support.journey import ASSETS, FUND, QUICK, Json, answered, create_dataset, create_problem, learned, months
+from tests.support.journey import (
+    ASSETS,
+    FUND,
+    QUICK,
+    Json,
+    check_json,
+    create_dataset,
+    create_problem,
+    learn_posterior,
+    months,
+)
 
 FEW_EPOCHS: Json = {"method": "auto", "members": 5, "epochs": 1}
 CHAINS: Json = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60, "particles": 40}
@@ -91,40 +101,44 @@ def one_of_each(client: TestClient, folder: Path) -> dict[str, Json]:
     """Learn one posterior of each kind, as quickly as possible."""
     five = QUICK | {"members": 5, "epochs": 20}
     found = {
-        "mixture": learned(client, name="mixture", predictor={"kind": "auto"}, inference=FEW_EPOCHS),
-        "chains": learned(client, name="chains", inference=CHAINS),
+        "mixture": learn_posterior(client, name="mixture", predictor={"kind": "auto"}, inference=FEW_EPOCHS),
+        "chains": learn_posterior(client, name="chains", inference=CHAINS),
     }
     history = create_dataset(
         client, name="days", outcomes=["demand"], time="day", series=["shop"], rows=days(range(120))
     )
     shop = create_problem(client, name="shop", spec=SHOP)
-    found["time"] = learned(client, name="time", problem_id=shop["id"], dataset_id=history["id"], inference=five)
+    found["time"] = learn_posterior(
+        client, name="time", problem_id=shop["id"], dataset_id=history["id"], inference=five
+    )
     fund = create_problem(client, name="fund", spec=FUND)
     returns = create_dataset(client, name="months", outcomes=ASSETS, rows=months())
     ids = {"problem_id": fund["id"], "dataset_id": returns["id"]}
-    found["feasibility"] = learned(client, name="feasibility", inference=CHAINS, **ids)
+    found["feasibility"] = learn_posterior(client, name="feasibility", inference=CHAINS, **ids)
     roads = create_problem(client, name="roads", spec=ROADS)
     drive = create_dataset(client, name="drives", outcomes=["bridge", "tunnel"], rows=drives())
     ids = {"problem_id": roads["id"], "dataset_id": drive["id"], "inference": {"particles": 40}}
-    found["surrogate"] = learned(client, name="surrogate", **ids)
+    found["surrogate"] = learn_posterior(client, name="surrogate", **ids)
     express = create_problem(client, name="express", spec=EXPRESS)
     orders = create_dataset(client, name="orders", outcomes=["demand", "fuel"], rows=weeks())
     ids = {"problem_id": express["id"], "dataset_id": orders["id"], "inference": {"particles": 40}}
-    found["squared error"] = learned(client, name="squared error", **ids)
+    found["squared error"] = learn_posterior(client, name="squared error", **ids)
     bounded = create_problem(client, name="bounded", spec=BOUNDED)
-    found["certified"] = learned(client, name="certified", problem_id=bounded["id"], inference=five | {"certify": True})
-    answered(client.post(f"/v1/datasets/{history['id']}/rows", json={"rows": days(range(120, 160))}), 201)
+    found["certified"] = learn_posterior(
+        client, name="certified", problem_id=bounded["id"], inference=five | {"certify": True}
+    )
+    check_json(client.post(f"/v1/datasets/{history['id']}/rows", json={"rows": days(range(120, 160))}), 201)
     before = {"posterior_id": found["time"]["id"], "as_prior": True, "forgetting": 0.25}
     body = {"problem_id": shop["id"], "dataset_id": history["id"], "from_posterior": before}
-    found["learned on"] = learned(client, name="learned on", **body)
-    found["imported"] = imported(client, folder / "posterior.zip")
+    found["learned on"] = learn_posterior(client, name="learned on", **body)
+    found["imported"] = import_posterior(client, folder / "posterior.zip")
     return found
 
 
-def imported(client: TestClient, path: Path) -> Json:
+def import_posterior(client: TestClient, path: Path) -> Json:
     """Import a posterior from a file: its job and dataset are absent."""
-    there = learned(client, name="imported")
+    there = learn_posterior(client, name="imported")
     portable.export(there["id"], path)
     assert client.delete(f"/v1/posteriors/{there['id']}").status_code == 204
     assert portable.import_(path, "default")[1]
-    return answered(client.get(f"/v1/posteriors/{there['id']}"))
+    return check_json(client.get(f"/v1/posteriors/{there['id']}"))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from starlette.testclient import TestClient
 
-from tests.support.journey import Json, answered, await_solvers, create_dataset, learned, prescribe
+from tests.support.journey import Json, await_solvers, check_json, create_dataset, learn_posterior, prescribe
 
 ALL = ["scenarios", "outcomes", "recourse", "sensitivity", "neighbours"]
 STORES: Json = {
@@ -29,14 +29,14 @@ DAYS = [
 ]
 
 
-def made(client: TestClient, spec: Json, outcomes: list[str], rows: list[Json], **changes: Any) -> Json:
+def learn_from_spec(client: TestClient, spec: Json, outcomes: list[str], rows: list[Json], **changes: Any) -> Json:
     """Create a problem and a dataset, run a job and return its posterior."""
-    problem = answered(client.post("/v1/problems", json={"name": "planner", "spec": spec}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "planner", "spec": spec}), 201)
     dataset = create_dataset(client, outcomes=outcomes, rows=rows)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], **changes)
+    return learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"], **changes)
 
 
-def opened(client: TestClient, posterior: Json, context: Json, **changes: Any) -> Json:
+def prescribe_with_details(client: TestClient, posterior: Json, context: Json, **changes: Any) -> Json:
     """Prescribe for one context with all details, also where the call goes to a solver process."""
     await_solvers(client)
     body = {"scenarios": 20, "include": ALL} | changes

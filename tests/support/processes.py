@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from app.db.engine import create_engine
 from app.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.settings import Settings
-from tests.support.journey import Json, answered
+from tests.support.journey import Json, check_json
 from tests.support.polling import wait_until, within
 
 ROOT = str(Path(__file__).parents[2])
@@ -67,10 +67,10 @@ def kill(processes: set[psutil.Process]) -> None:
 
 def prepare(client: httpx.Client, days: int = 300) -> Json:
     """Create the bakery problem and upload its history as CSV."""
-    problem = answered(client.post("/v1/problems", json=example_problem()), 201)
+    problem = check_json(client.post("/v1/problems", json=example_problem()), 201)
     form = {"name": "bakery", "outcomes": "croissants,loaves"}
     file = {"file": ("bakery.csv", as_csv(bakery_rows(days)).encode())}
-    dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
+    dataset = check_json(client.post("/v1/datasets/upload", data=form, files=file), 201)
     assert dataset["rows"] == days
     return {"problem_id": problem["id"], "dataset_id": dataset["id"]}
 
@@ -78,12 +78,12 @@ def prepare(client: httpx.Client, days: int = 300) -> Json:
 def submit(client: httpx.Client, ids: Json, epochs: int, **changes: object) -> str:
     inference = {"method": "vi", "members": 2, "epochs": epochs, "patience": 100_000, "particles": 50}
     body = ids | SMALL | {"inference": inference, "seed": 7} | changes
-    job_id: str = answered(client.post("/v1/jobs", json=body), 202)["id"]
+    job_id: str = check_json(client.post("/v1/jobs", json=body), 202)["id"]
     return job_id
 
 
 def read(client: httpx.Client, job_id: str) -> Json:
-    return answered(client.get(f"/v1/jobs/{job_id}"))
+    return check_json(client.get(f"/v1/jobs/{job_id}"))
 
 
 def is_computing(client: httpx.Client, job_id: str) -> bool:
@@ -91,13 +91,13 @@ def is_computing(client: httpx.Client, job_id: str) -> bool:
     return job["state"] == "running" and job["progress"] > 0
 
 
-def finished(client: httpx.Client, job_id: str) -> Json:
+def wait_for_job(client: httpx.Client, job_id: str) -> Json:
     """Wait for a job to end and return it."""
     wait_until(f"{job_id} ends", lambda: read(client, job_id)["state"] not in ("queued", "running"))
     return read(client, job_id)
 
 
-def make_the_journey(client: httpx.Client) -> Json:
+def run_user_journey(client: httpx.Client) -> Json:
     """Go from rows to decisions and return the ids for further jobs."""
     ids = prepare(client)
     progress, job_id = [0.0], submit(client, ids, epochs=60)
@@ -107,7 +107,7 @@ def make_the_journey(client: httpx.Client) -> Json:
     assert (job["state"], job["error"], job["attempts"], job["progress"]) == ("succeeded", None, 1, 1.0)
     assert progress == sorted(progress)
     body = {"contexts": MORNINGS, "costs_over": "posterior"}
-    answer = answered(client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body))
     assert len(answer["prescriptions"]) == 3
     for found in answer["prescriptions"]:
         assert set(found["decision"]) == {"croissants", "loaves"}
@@ -120,7 +120,7 @@ def epochs_for(client: httpx.Client, ids: Json, seconds: float) -> int:
     """Return how many epochs take about ``seconds`` on this machine."""
     epochs = 200
     began = time.monotonic()
-    job = finished(client, submit(client, ids, epochs))
+    job = wait_for_job(client, submit(client, ids, epochs))
     assert job["state"] == "succeeded"
     return max(epochs, int(epochs * seconds / (time.monotonic() - began)))
 

@@ -18,7 +18,17 @@ from app.http.errors import ConflictError
 from app.keys import service as keys
 from app.main import create_app
 from app.posteriors import portable
-from tests.support.journey import CONTEXTS, Json, answered, create_job, learn, learned, pages, prescribe, without_id
+from tests.support.journey import (
+    CONTEXTS,
+    Json,
+    check_json,
+    create_job,
+    learn,
+    learn_posterior,
+    pages,
+    prescribe,
+    without_id,
+)
 from tests.support.polling import wait_until
 
 BODY = {"contexts": CONTEXTS[:1]}
@@ -26,16 +36,16 @@ BODY = {"contexts": CONTEXTS[:1]}
 
 @pytest.fixture(scope="module")
 def old(client: TestClient) -> Json:
-    return learned(client, name="old", seed=1)
+    return learn_posterior(client, name="old", seed=1)
 
 
 @pytest.fixture(scope="module")
 def new(client: TestClient) -> Json:
-    return learned(client, name="new", seed=2)
+    return learn_posterior(client, name="new", seed=2)
 
 
 def put(client: TestClient, name: str, posterior: Json, **guard: str | None) -> Json:
-    return answered(client.put(f"/v1/aliases/{name}", json={"posterior_id": posterior["id"]} | guard))
+    return check_json(client.put(f"/v1/aliases/{name}", json={"posterior_id": posterior["id"]} | guard))
 
 
 def bearer(workspace: str, *scopes: str) -> dict[str, str]:
@@ -62,7 +72,7 @@ def test_an_alias_works_in_place_of_an_id_and_the_answer_has_the_id(client: Test
     put(client, "bakery", old)
     for address in ("", "/diagnostics"):
         named, by_id = (client.get(f"/v1/posteriors/{one}{address}") for one in ("bakery", old["id"]))
-        assert answered(named) == answered(by_id)
+        assert check_json(named) == check_json(by_id)
     decided = prescribe(client, "bakery")
     assert (decided["posterior_id"], decided["digest"]) == (old["id"], old["digest"])
     assert decided == prescribe(client, old["id"])
@@ -73,16 +83,16 @@ def test_an_alias_works_in_place_of_an_id_and_the_answer_has_the_id(client: Test
 
 def test_jobs_and_batches_resolve_an_alias_on_creation(client: TestClient, old: Json, new: Json) -> None:
     put(client, "batches", old)
-    batch = answered(
+    batch = check_json(
         client.post("/v1/posteriors/batches/batch-prescriptions", json={"dataset_id": old["dataset_id"]}), 202
     )
     body = {"kind": "prescribe", "posterior_id": "batches", "dataset_id": old["dataset_id"]}
-    job = answered(client.post("/v1/jobs", json=body), 202)
+    job = check_json(client.post("/v1/jobs", json=body), 202)
     file = {"file": ("contexts.csv", b"weekday,temperature,rain,promotion,holiday\nSAT,20,0,1,0\n")}
-    upload = answered(client.post("/v1/posteriors/batches/batch-prescriptions/upload", files=file), 202)
+    upload = check_json(client.post("/v1/posteriors/batches/batch-prescriptions/upload", files=file), 202)
     put(client, "batches", new)
     for made in (batch, job, upload):
-        now = answered(client.get(f"/v1/jobs/{made['id']}"))
+        now = check_json(client.get(f"/v1/jobs/{made['id']}"))
         assert now["posterior_id"] == now["spec"]["posterior_id"] == old["id"]
 
 
@@ -95,7 +105,7 @@ def test_an_alias_is_exported_from_its_own_workspace(client: TestClient, old: Js
 
 def test_an_alias_can_be_set_from_another_alias(client: TestClient, old: Json) -> None:
     put(client, "staging", old)
-    moved = answered(client.put("/v1/aliases/production", json={"posterior_id": "staging"}))
+    moved = check_json(client.put("/v1/aliases/production", json={"posterior_id": "staging"}))
     assert moved["posterior_id"] == old["id"]
 
 
@@ -109,8 +119,8 @@ def test_the_next_call_sees_a_move_and_the_history_lists_it(client: TestClient, 
     moved = put(client, "moving", new)
     assert (moved["revision"], moved["created_at"]) == (made["revision"] + 1, made["created_at"])
     assert prescribe(client, "moving")["digest"] == new["digest"]
-    assert answered(client.get("/v1/aliases/moving")) == moved
-    history = answered(client.get("/v1/aliases/moving/moves"))["items"]
+    assert check_json(client.get("/v1/aliases/moving")) == moved
+    history = check_json(client.get("/v1/aliases/moving/moves"))["items"]
     assert [(one["from_posterior_id"], one["to_posterior_id"]) for one in history] == [
         (old["id"], new["id"]),
         (None, old["id"]),
@@ -123,9 +133,9 @@ def test_posteriors_list_their_aliases(client: TestClient, old: Json, new: Json)
         put(client, name, new)
 
     def listed_aliases(posterior: Json) -> tuple[list[str], list[str]]:
-        items = answered(client.get("/v1/posteriors"))["items"]
+        items = check_json(client.get("/v1/posteriors"))["items"]
         (listed,) = (item for item in items if item["id"] == posterior["id"])
-        read = answered(client.get(f"/v1/posteriors/{posterior['id']}"))
+        read = check_json(client.get(f"/v1/posteriors/{posterior['id']}"))
         return tuple([name for name in one["aliases"] if name.startswith("told")] for one in (listed, read))  # type: ignore[return-value]
 
     assert listed_aliases(new) == (["told-a", "told-b"], ["told-a", "told-b"])
@@ -136,7 +146,7 @@ def test_posteriors_list_their_aliases(client: TestClient, old: Json, new: Json)
 
 def test_setting_an_alias_to_the_same_posterior_is_no_move(client: TestClient, old: Json) -> None:
     assert put(client, "still", old) == put(client, "still", old)
-    assert len(answered(client.get("/v1/aliases/still/moves"))["items"]) == 1
+    assert len(check_json(client.get("/v1/aliases/still/moves"))["items"]) == 1
 
 
 def test_another_process_sees_a_move_within_about_a_second(client: TestClient, old: Json, new: Json) -> None:
@@ -161,7 +171,7 @@ def test_a_warm_call_by_alias_does_not_read_the_database(
 
 def test_a_posterior_deleted_after_a_move_causes_no_404_in_other_processes(client: TestClient, old: Json) -> None:
     """Another process may cache the old alias for a second; it looks it up again instead of returning 404."""
-    doomed = learned(client, seed=5)
+    doomed = learn_posterior(client, seed=5)
     put(client, "replaced", doomed)
     with TestClient(create_app()) as other:
         other.app.state.aliases._seconds = 600.0  # type: ignore[attr-defined]
@@ -203,7 +213,7 @@ def test_of_several_concurrent_guarded_moves_one_wins(client: TestClient, old: J
     for thread in threads:
         thread.join()
     assert len(won) == 1
-    assert len(answered(client.get("/v1/aliases/contested/moves"))["items"]) == 2
+    assert len(check_json(client.get("/v1/aliases/contested/moves"))["items"]) == 2
 
 
 def test_concurrent_unguarded_moves_are_serialised(client: TestClient, old: Json, new: Json) -> None:
@@ -225,9 +235,9 @@ def test_concurrent_unguarded_moves_are_serialised(client: TestClient, old: Json
     for thread in threads:
         thread.join()
     assert errors == []
-    history = answered(client.get("/v1/aliases/busy/moves"))["items"]
+    history = check_json(client.get("/v1/aliases/busy/moves"))["items"]
     assert [one["from_posterior_id"] for one in history[:-1]] == [one["to_posterior_id"] for one in history[1:]]
-    now = answered(client.get("/v1/aliases/busy"))
+    now = check_json(client.get("/v1/aliases/busy"))
     assert (now["posterior_id"], now["revision"]) == (history[0]["to_posterior_id"], history[0]["revision"])
 
 
@@ -235,7 +245,7 @@ def test_concurrent_unguarded_moves_are_serialised(client: TestClient, old: Json
 
 
 def test_a_posterior_with_an_alias_cannot_be_deleted(client: TestClient, old: Json) -> None:
-    kept = learned(client, seed=6)
+    kept = learn_posterior(client, seed=6)
     put(client, "keeper", kept)
     for named in (kept["id"], "keeper"):
         refused = client.delete(f"/v1/posteriors/{named}")
@@ -249,7 +259,7 @@ def test_the_database_refuses_to_delete_a_posterior_with_an_alias(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An alias may be created between the check and the deletion."""
-    kept = learned(client, seed=7)
+    kept = learn_posterior(client, seed=7)
     put(client, "late", kept)
     monkeypatch.setattr(service, "aliases_of_posterior", lambda session, posterior_id: [])
     refused = client.delete(f"/v1/posteriors/{kept['id']}")
@@ -263,9 +273,9 @@ def test_a_deleted_alias_is_gone_and_its_history_stays(client: TestClient, old: 
     assert client.delete("/v1/aliases/brief").status_code == 204
     assert client.get("/v1/aliases/brief").status_code == client.delete("/v1/aliases/brief").status_code == 404
     assert client.post("/v1/posteriors/brief/prescribe", json=BODY).status_code == 404
-    assert answered(client.get(f"/v1/posteriors/{old['id']}"))["id"] == old["id"]
+    assert check_json(client.get(f"/v1/posteriors/{old['id']}"))["id"] == old["id"]
     assert put(client, "brief", new)["revision"] == 3
-    history = answered(client.get("/v1/aliases/brief/moves"))["items"]
+    history = check_json(client.get("/v1/aliases/brief/moves"))["items"]
     assert [one["to_posterior_id"] for one in history] == [new["id"], None, old["id"]]
 
 
@@ -349,18 +359,18 @@ def test_an_alias_belongs_to_its_workspace(client: TestClient, old: Json, settin
     settings(allow_anonymous=True)
     north, south = bearer("north", "read", "train", "admin"), bearer("south", "read", "train", "admin")
     with TestClient(create_app(), headers=north) as ours, TestClient(create_app(), headers=south) as theirs:
-        mine, other = learned(ours, seed=8), learned(theirs, seed=9)
+        mine, other = learn_posterior(ours, seed=8), learn_posterior(theirs, seed=9)
         put(ours, "shared-name", mine)
         assert theirs.get("/v1/aliases/shared-name").status_code == 404
         assert theirs.get("/v1/aliases/shared-name/moves").status_code == 404
         assert theirs.delete("/v1/aliases/shared-name").status_code == 404
         assert theirs.post("/v1/posteriors/shared-name/prescribe", json=BODY).status_code == 404
-        assert answered(theirs.get("/v1/aliases"))["items"] == []
+        assert check_json(theirs.get("/v1/aliases"))["items"] == []
         stolen = theirs.put("/v1/aliases/thief", json={"posterior_id": mine["id"]})
         missing = theirs.put("/v1/aliases/thief", json={"posterior_id": "post_01M7MPTHJ1DCFSMQB79MNFQ5XR"})
         assert (stolen.status_code, stolen.json()) == (422, missing.json())
         put(theirs, "shared-name", other)
         assert prescribe(ours, "shared-name")["posterior_id"] == mine["id"]
         assert prescribe(theirs, "shared-name")["posterior_id"] == other["id"]
-        assert answered(ours.get("/v1/aliases"))["items"][0]["moved_by"].startswith("key_")
+        assert check_json(ours.get("/v1/aliases"))["items"][0]["moved_by"].startswith("key_")
     assert prescribe(client, "shared-name")["posterior_id"] == old["id"]

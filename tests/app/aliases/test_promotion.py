@@ -12,26 +12,34 @@ from app.jobs import service as jobs
 from app.jobs.kinds import learn as kind
 from app.posteriors import service as posteriors
 from bco_core.estimates import Estimate
-from tests.support.journey import Json, answered, create_job, create_problem, learn, learned, storing_for
+from tests.support.journey import (
+    Json,
+    check_json,
+    create_job,
+    create_problem,
+    learn,
+    learn_posterior,
+    store_function_for,
+)
 
 
 @pytest.fixture(scope="module")
 def incumbent(client: TestClient) -> Json:
-    return learned(client, seed=1)
+    return learn_posterior(client, seed=1)
 
 
 @pytest.fixture(scope="module")
 def challenger(client: TestClient, incumbent: Json) -> Json:
-    return learned(client, problem_id=incumbent["problem_id"], dataset_id=incumbent["dataset_id"], seed=2)
+    return learn_posterior(client, problem_id=incumbent["problem_id"], dataset_id=incumbent["dataset_id"], seed=2)
 
 
 def posterior_of_alias(client: TestClient, alias: str) -> str:
-    found: str = answered(client.get(f"/v1/aliases/{alias}"))["posterior_id"]
+    found: str = check_json(client.get(f"/v1/aliases/{alias}"))["posterior_id"]
     return found
 
 
 def log_of(client: TestClient, job: Json) -> list[str]:
-    return [line["text"] for line in answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]]
+    return [line["text"] for line in check_json(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]]
 
 
 def consider_promotion(
@@ -62,13 +70,13 @@ def compared_with(incumbent: Json, mean: float, rows: int = 50) -> PromotionComp
 def test_an_alias_moves_only_if_the_promotion_rule_allows_it(
     client: TestClient, incumbent: Json, challenger: Json, when: str, mean: float, rows: int, moves: bool
 ) -> None:
-    answered(client.put("/v1/aliases/earned", json={"posterior_id": incumbent["id"]}))
+    check_json(client.put("/v1/aliases/earned", json={"posterior_id": incumbent["id"]}))
     moved, sentence = consider_promotion(client, "earned", challenger, compared_with(incumbent, mean, rows), when)
     assert moved is moves
     assert posterior_of_alias(client, "earned") == (challenger if moves else incumbent)["id"]
     assert (challenger["id"] if moves else f"still names {incumbent['id']}") in sentence
     if moves:
-        move = answered(client.get("/v1/aliases/earned/moves"))["items"][0]
+        move = check_json(client.get("/v1/aliases/earned/moves"))["items"][0]
         assert (move["reason"], move["by"]) == (sentence, challenger["job_id"])
 
 
@@ -76,15 +84,15 @@ def test_a_comparison_with_a_former_posterior_does_not_count(
     client: TestClient, incumbent: Json, challenger: Json
 ) -> None:
     """The alias was moved while the job was learning."""
-    other = learned(client, problem_id=incumbent["problem_id"], dataset_id=incumbent["dataset_id"], seed=3)
-    answered(client.put("/v1/aliases/moved-meanwhile", json={"posterior_id": other["id"]}))
+    other = learn_posterior(client, problem_id=incumbent["problem_id"], dataset_id=incumbent["dataset_id"], seed=3)
+    check_json(client.put("/v1/aliases/moved-meanwhile", json={"posterior_id": other["id"]}))
     moved, sentence = consider_promotion(client, "moved-meanwhile", challenger, compared_with(incumbent, -1.0))
     assert (moved, "were not compared" in sentence) == (False, True)
 
 
 def test_posteriors_of_different_problems_are_not_compared(client: TestClient, incumbent: Json) -> None:
-    foreign = learned(client, problem_id=create_problem(client)["id"], dataset_id=incumbent["dataset_id"])
-    answered(client.put("/v1/aliases/foreign", json={"posterior_id": incumbent["id"]}))
+    foreign = learn_posterior(client, problem_id=create_problem(client)["id"], dataset_id=incumbent["dataset_id"])
+    check_json(client.put("/v1/aliases/foreign", json={"posterior_id": incumbent["id"]}))
     moved, sentence = consider_promotion(client, "foreign", foreign, compared_with(incumbent, -1.0))
     assert (moved, "different problems" in sentence) == (False, True)
 
@@ -105,7 +113,7 @@ def test_jobs_create_keep_or_move_an_alias_and_log_it(client: TestClient, incumb
 
 def test_the_comparison_of_the_job_decides(client: TestClient, incumbent: Json) -> None:
     ids = {name: incumbent[name] for name in ("problem_id", "dataset_id")}
-    answered(client.put("/v1/aliases/handed", json={"posterior_id": incumbent["id"]}))
+    check_json(client.put("/v1/aliases/handed", json={"posterior_id": incumbent["id"]}))
     for mean, moves in ((0.2, False), (-0.2, True)):
         job = create_job(client, **ids, promote={"alias": "handed"})
         attempt = jobs.start(job["id"])
@@ -131,8 +139,8 @@ def test_a_cancelled_job_moves_no_alias(client: TestClient, incumbent: Json) -> 
     with transaction() as session:
         row = session.get_one(PosteriorRow, incumbent["id"])
         result = posteriors.load(session, row), row.diagnostics
-    store = storing_for(job["id"], result)
-    answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
+    store = store_function_for(job["id"], result)
+    check_json(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
     jobs.succeed(job["id"], attempt, store)
     assert client.get("/v1/aliases/cancelled").status_code == 404
 

@@ -30,8 +30,8 @@ from app.db.tables import DatasetRow, JobRow
 from app.jobs import service
 from app.settings import Settings
 from bco_core.progress import no_progress
-from tests.support.backtesting import OURS, SPEC, asked, days, finished, prepared
-from tests.support.journey import QUICK, Json, answered, create_dataset, create_problem, learned
+from tests.support.backtesting import OURS, SPEC, backtest_body, create_shop, days, run_backtest
+from tests.support.journey import QUICK, Json, check_json, create_dataset, create_problem, learn_posterior
 
 
 def result_lines(client: TestClient, job: Json) -> list[dict[str, str]]:
@@ -40,7 +40,7 @@ def result_lines(client: TestClient, job: Json) -> list[dict[str, str]]:
 
 def test_a_backtest_reports_costs_of_policies_and_every_row(client: TestClient) -> None:
     rows = days()
-    job = finished(client, asked(prepared(client, rows)))
+    job = run_backtest(client, backtest_body(create_shop(client, rows)))
     summary, lines = job["summary"], result_lines(client, job)
     policies = ["quick", "actual_decision", "constant", "season", "regression"]
     assert [one["name"] for one in summary["policies"]] == policies
@@ -78,7 +78,7 @@ def test_a_backtest_reports_costs_of_policies_and_every_row(client: TestClient) 
         for note in summary["notes"]
     )
     assert summary["verdict"]["worth_using"] == "yes"
-    assert answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"][-1]["text"] == summary["verdict"]["text"]
+    assert check_json(client.get(f"/v1/jobs/{job['id']}/log"))["lines"][-1]["text"] == summary["verdict"]["text"]
     content = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "parquet"}).content
     table = pq.read_table(io.BytesIO(content))
     assert table.num_rows == len(lines)
@@ -90,7 +90,7 @@ def test_perfect_actual_decisions_make_the_model_not_worth_using(client: TestCli
     rows = days(80)
     for row in rows:
         row["stocked"] = row["sold"]
-    job = finished(client, asked(prepared(client, rows), baselines=["constant"]))
+    job = run_backtest(client, backtest_body(create_shop(client, rows), baselines=["constant"]))
     verdict = job["summary"]["verdict"]
     assert verdict["worth_using"] == "no"
     assert "more than the decisions actually taken" in verdict["text"]
@@ -102,7 +102,7 @@ def test_rows_without_time_use_random_splits_without_a_season(
     client: TestClient,
 ) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    job = finished(client, ids | {"kind": "backtest", "ours": [OURS], "splits": 2, "seed": 1})
+    job = run_backtest(client, ids | {"kind": "backtest", "ours": [OURS], "splits": 2, "seed": 1})
     summary = job["summary"]
     assert summary["rows"] == 60
     assert list(summary["left_out"]) == ["season"]
@@ -114,8 +114,8 @@ def test_rows_without_time_use_random_splits_without_a_season(
 
 
 def test_a_running_job_estimates_its_remaining_time(client: TestClient) -> None:
-    body = asked(prepared(client))
-    job = answered(client.post("/v1/jobs", json=body), 202)
+    body = backtest_body(create_shop(client))
+    job = check_json(client.post("/v1/jobs", json=body), 202)
     assert job["remaining_seconds"] is None
     assert job["estimate_seconds"] > 0
     assert job["summary"] is None
@@ -125,8 +125,8 @@ def test_a_running_job_estimates_its_remaining_time(client: TestClient) -> None:
         began = now() - timedelta(seconds=30)
         session.execute(sa.update(JobRow).where(JobRow.id == job["id"]).values(started_at=began))
     service.report(job["id"], attempt, 0.25, "judging")
-    assert answered(client.get(f"/v1/jobs/{job['id']}"))["remaining_seconds"] == pytest.approx(90, abs=20)
-    answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
+    assert check_json(client.get(f"/v1/jobs/{job['id']}"))["remaining_seconds"] == pytest.approx(90, abs=20)
+    check_json(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
 
 
 # no look-ahead
@@ -233,32 +233,32 @@ def test_rows_of_an_unseen_category_are_left_out_for_all_policies() -> None:
 
 def test_two_posteriors_are_compared_on_rows_that_neither_was_trained_on(client: TestClient) -> None:
     rows = days()
-    ids = prepared(client, rows[:120])
-    first = learned(client, **ids, seed=1)["id"]
-    second = learned(client, **ids, predictor={"kind": "relu_affine"}, seed=2)["id"]
+    ids = create_shop(client, rows[:120])
+    first = learn_posterior(client, **ids, seed=1)["id"]
+    second = learn_posterior(client, **ids, predictor={"kind": "relu_affine"}, seed=2)["id"]
     body = ids | {"kind": "backtest", "posteriors": [first, second], "actual_decision": {"sold": "stocked"}}
-    refusal = answered(client.post("/v1/jobs", json=body), 422)
+    refusal = check_json(client.post("/v1/jobs", json=body), 422)
     assert refusal["errors"][0]["pointer"] == "#/dataset_id"
     assert "have learned from all rows" in refusal["detail"]
 
-    answered(client.post(f"/v1/datasets/{ids['dataset_id']}/rows", json={"rows": rows[120:]}), 201)
-    job = finished(client, body)
+    check_json(client.post(f"/v1/datasets/{ids['dataset_id']}/rows", json={"rows": rows[120:]}), 201)
+    job = run_backtest(client, body)
     summary = job["summary"]
     assert [one["name"] for one in summary["policies"]] == [first, second, "actual_decision"]
     assert {int(line["row"]) for line in result_lines(client, job)} == set(range(120, 180))
     assert f"120 rows are left out because {first} has learned from them." in summary["notes"]
     assert summary["against"] == "actual_decision"
 
-    elsewhere = prepared(client, rows[100:])
+    elsewhere = create_shop(client, rows[100:])
     body = {"kind": "backtest", "posteriors": [first, second]} | elsewhere
-    job = finished(client, body)
+    job = run_backtest(client, body)
     assert job["summary"]["rows"] == 60
     assert job["summary"]["against"] == second
 
 
 def test_a_backtest_cannot_mix_learning_and_existing_posteriors(client: TestClient) -> None:
-    body = asked({"problem_id": "prob_X", "dataset_id": "data_X"}, posteriors=["post_X"])
-    refusal = answered(client.post("/v1/jobs", json=body), 422)
+    body = backtest_body({"problem_id": "prob_X", "dataset_id": "data_X"}, posteriors=["post_X"])
+    refusal = check_json(client.post("/v1/jobs", json=body), 422)
     assert "leave out baselines, ours, splits" in refusal["detail"]
 
 
@@ -288,41 +288,43 @@ def test_a_backtest_cannot_mix_learning_and_existing_posteriors(client: TestClie
 def test_an_impossible_comparison_is_refused_on_creation(
     client: TestClient, changes: Json, pointer: str, words: str
 ) -> None:
-    refusal = answered(client.post("/v1/jobs", json=asked(prepared(client)) | changes), 422)
+    refusal = check_json(client.post("/v1/jobs", json=backtest_body(create_shop(client)) | changes), 422)
     places = {one["pointer"] for one in refusal["errors"]}
     assert any(place.startswith(pointer) for place in places), refusal
     assert words in json.dumps(refusal)
 
 
 def test_too_few_rows_are_refused_with_the_required_number(client: TestClient) -> None:
-    refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(6)))), 422)
+    refusal = check_json(client.post("/v1/jobs", json=backtest_body(create_shop(client, days(6)))), 422)
     assert "learning needs 10: send more rows (about" in refusal["detail"]
-    refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(40), lead=39), splits=2)), 422)
+    refusal = check_json(
+        client.post("/v1/jobs", json=backtest_body(create_shop(client, days(40), lead=39), splits=2)), 422
+    )
     assert "0 are known before the first that is judged" in refusal["detail"]
-    ids = {"problem_id": create_problem(client)["id"], "dataset_id": prepared(client)["dataset_id"]}
-    refusal = answered(client.post("/v1/jobs", json=asked(ids, actual_decision={})), 422)
+    ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_shop(client)["dataset_id"]}
+    refusal = check_json(client.post("/v1/jobs", json=backtest_body(ids, actual_decision={})), 422)
     assert "needs the outcome column(s) croissants, loaves" in refusal["detail"]
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    refusal = answered(client.post("/v1/jobs", json=asked(ids, actual_decision={}, judged=0.5)), 422)
+    refusal = check_json(client.post("/v1/jobs", json=backtest_body(ids, actual_decision={}, judged=0.5)), 422)
     assert refusal["errors"][0]["pointer"] == "#/judged"
 
 
 def test_decision_columns_keep_their_gaps_and_are_never_contexts(client: TestClient) -> None:
-    ids = prepared(client)
-    dataset = answered(client.get(f"/v1/datasets/{ids['dataset_id']}"))
+    ids = create_shop(client)
+    dataset = check_json(client.get(f"/v1/datasets/{ids['dataset_id']}"))
     roles = {column["name"]: (column["role"], column["missing"]) for column in dataset["columns"]}
     assert roles["stocked"] == ("decision", 16)
     assert roles["promotion"] == ("context", 0)
     assert dataset["rows"] == 180
     assert any("'stocked' has no decision in 16 row(s)" in warning for warning in dataset["warnings"])
-    posterior = learned(client, **ids)
+    posterior = learn_posterior(client, **ids)
     answer = client.post(
         f"/v1/posteriors/{posterior['id']}/prescribe",
         json={"contexts": [{"day": "2024-03-31", "shop": "north", "promotion": 0}]},
     )
-    assert answered(answer)["prescriptions"][0]["status"] == "optimal"
+    assert check_json(answer)["prescriptions"][0]["status"] == "optimal"
     body: Json = {"name": "x", "outcomes": ["sold"], "decisions": ["sold"], "rows": days(5)}
-    refusal = answered(client.post("/v1/datasets", json=body), 422)
+    refusal = check_json(client.post("/v1/datasets", json=body), 422)
     assert refusal["errors"][0]["pointer"] == "#/decisions/0"
     body |= {
         "decisions": ["stocked"],
@@ -330,7 +332,7 @@ def test_decision_columns_keep_their_gaps_and_are_never_contexts(client: TestCli
         "time": "day",
         "series": ["shop"],
     }
-    refusal = answered(client.post("/v1/datasets", json=body), 422)
+    refusal = check_json(client.post("/v1/datasets", json=body), 422)
     assert "a decision must be a number" in refusal["detail"]
 
 
@@ -361,7 +363,7 @@ def write_files(tmp_path: Path, rows: list[Json]) -> list[str]:
 
 @pytest.mark.slow
 def test_the_command_reports_the_same_as_the_job(client: TestClient, tmp_path: Path) -> None:
-    job = finished(client, asked(prepared(client)))
+    job = run_backtest(client, backtest_body(create_shop(client)))
     arguments = [*write_files(tmp_path, days()), "--splits", "3", "--actual-decision", "sold=stocked"]
     for rule in ("constant", "season", "regression"):
         arguments += ["--baseline", rule]

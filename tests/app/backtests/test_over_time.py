@@ -14,14 +14,14 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import JobPartRow
-from tests.support.backtesting import OURS, asked, days, finished, prepared
-from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
+from tests.support.backtesting import OURS, backtest_body, create_shop, days, run_backtest
+from tests.support.journey import Json, check_json, create_dataset, create_job, create_problem, learn, learn_posterior
 
 SHOPS = tuple(f"shop {number}" for number in range(9))
 
 
 def over_time(client: TestClient, job: Json, **query: Any) -> Json:
-    return answered(client.get(f"/v1/jobs/{job['id']}/backtest/over-time", params=query))
+    return check_json(client.get(f"/v1/jobs/{job['id']}/backtest/over-time", params=query))
 
 
 def differences(client: TestClient, job: Json, ours: str, other: str) -> list[tuple[str, str, float]]:
@@ -81,7 +81,7 @@ def stretches_of(places: list[Any], found: Json) -> list[int]:
 
 
 def test_sums_and_bands_match_the_downloaded_file(client: TestClient) -> None:
-    job = finished(client, asked(prepared(client)))
+    job = run_backtest(client, backtest_body(create_shop(client)))
     found = over_time(client, job, stretches=7)
     assert (found["by"], found["candidate"], found["against"]) == ("time", "quick", "actual_decision")
     assert len(found["ends"]) == 7
@@ -98,7 +98,7 @@ def test_sums_and_bands_match_the_downloaded_file(client: TestClient) -> None:
 
 @pytest.mark.slow
 def test_with_many_series_the_band_is_clustered_by_series_too(client: TestClient) -> None:
-    job = finished(client, asked(prepared(client, days(70, SHOPS)), baselines=["constant"]))
+    job = run_backtest(client, backtest_body(create_shop(client, days(70, SHOPS)), baselines=["constant"]))
     found = over_time(client, job, stretches=10)
     found_difference = next(one for one in found["differences"] if one["against"] == "constant")
     rows = differences(client, job, "quick", "constant")
@@ -108,7 +108,7 @@ def test_with_many_series_the_band_is_clustered_by_series_too(client: TestClient
 
 @pytest.mark.slow
 def test_costs_add_up_to_the_means_of_the_summary(client: TestClient) -> None:
-    job = finished(client, asked(prepared(client)))
+    job = run_backtest(client, backtest_body(create_shop(client)))
     found = over_time(client, job)
     for policy, found_difference in zip(found["policies"], job["summary"]["policies"], strict=True):
         assert (policy["name"], policy["words"]) == (found_difference["name"], found_difference["words"])
@@ -121,7 +121,7 @@ def test_costs_add_up_to_the_means_of_the_summary(client: TestClient) -> None:
 
 def test_rows_without_time_are_summed_in_row_order(client: TestClient) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    job = finished(client, ids | {"kind": "backtest", "ours": [OURS], "splits": 2, "baselines": ["constant"]})
+    job = run_backtest(client, ids | {"kind": "backtest", "ours": [OURS], "splits": 2, "baselines": ["constant"]})
     found = over_time(client, job, stretches=6)
     assert (found["by"], found["begins"][0], found["ends"]) == ("rows", "0", ["9", "19", "29", "39", "49", "59"])
     rows = differences(client, job, "quick", "constant")
@@ -130,10 +130,10 @@ def test_rows_without_time_are_summed_in_row_order(client: TestClient) -> None:
 
 def test_existing_posteriors_have_costs_over_time_too(client: TestClient) -> None:
     rows = days(80)
-    ids = prepared(client, rows[:120])
-    posterior = learned(client, **ids)
-    answered(client.post(f"/v1/datasets/{ids['dataset_id']}/rows", json={"rows": rows[120:]}), 201)
-    job = finished(
+    ids = create_shop(client, rows[:120])
+    posterior = learn_posterior(client, **ids)
+    check_json(client.post(f"/v1/datasets/{ids['dataset_id']}/rows", json={"rows": rows[120:]}), 201)
+    job = run_backtest(
         client, ids | {"kind": "backtest", "posteriors": [posterior["id"]], "actual_decision": {"sold": "stocked"}}
     )
     found = over_time(client, job)
@@ -145,33 +145,33 @@ def test_existing_posteriors_have_costs_over_time_too(client: TestClient) -> Non
 @pytest.mark.parametrize("stretches", [0, 201, "many"])
 def test_an_invalid_number_of_stretches_is_refused(client: TestClient, stretches: Any) -> None:
     answer = client.get("/v1/jobs/job_x/backtest/over-time", params={"stretches": stretches})
-    assert answered(answer, 422)["errors"][0]["pointer"] == "#/query/stretches"
+    assert check_json(answer, 422)["errors"][0]["pointer"] == "#/query/stretches"
 
 
 def test_a_job_without_a_backtest_result_is_refused_with_the_reason(client: TestClient) -> None:
     def refusal(job_id: str, status: int = 409) -> str:
-        return str(answered(client.get(f"/v1/jobs/{job_id}/backtest/over-time"), status)["detail"])
+        return str(check_json(client.get(f"/v1/jobs/{job_id}/backtest/over-time"), status)["detail"])
 
     assert "no job" in refusal("job_00000000000000000000000000", 404)
     job = create_job(client)
     assert "makes no file" in refusal(job["id"])
     assert learn(client, job["id"])["state"] == "succeeded"
     batch = {"kind": "prescribe", "posterior_id": job["posterior_id"], "dataset_id": job["dataset_id"]}
-    made = answered(client.post("/v1/jobs", json=batch), 202)
+    made = check_json(client.post("/v1/jobs", json=batch), 202)
     assert "the job is queued" in refusal(made["id"])
-    waiting = answered(client.post("/v1/jobs", json=asked(prepared(client))), 202)
+    waiting = check_json(client.post("/v1/jobs", json=backtest_body(create_shop(client))), 202)
     assert "the job is queued" in refusal(waiting["id"])
-    ended = finished(client, asked(prepared(client), baselines=["constant"], splits=1))
+    ended = run_backtest(client, backtest_body(create_shop(client), baselines=["constant"], splits=1))
     with transaction() as session:
         session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == ended["id"]))
     assert "BCO_KEEP_PARTS_DAYS" in refusal(ended["id"])
 
 
 def test_lists_of_jobs_show_the_verdict_of_backtests(client: TestClient) -> None:
-    job = finished(client, asked(prepared(client), baselines=["constant"], splits=1))
-    listed = answered(client.get("/v1/jobs"))["items"]
+    job = run_backtest(client, backtest_body(create_shop(client), baselines=["constant"], splits=1))
+    listed = check_json(client.get("/v1/jobs"))["items"]
     assert next(one for one in listed if one["id"] == job["id"])["verdict"] == job["summary"]["verdict"]
     assert job["verdict"] == job["summary"]["verdict"]
     learning = create_job(client)
-    listed = answered(client.get("/v1/jobs"))["items"]
+    listed = check_json(client.get("/v1/jobs"))["items"]
     assert next(one for one in listed if one["id"] == learning["id"])["verdict"] is None

@@ -23,7 +23,7 @@ from app.main import create_app
 from app.prescriptions.cache import FRESH_SECONDS
 from app.settings import get_settings
 from tests.support.in_process import service_on
-from tests.support.journey import CONTEXTS, Json, learned
+from tests.support.journey import CONTEXTS, Json, learn_posterior
 from tests.support.polling import wait_until
 from tests.support.processes import BCO, ROOT, alive, descendants, kill
 
@@ -85,7 +85,7 @@ def api(tmp_path: Path) -> Iterator[ApiProcesses]:
     with service_on(database):
         migrate(get_settings().sqlalchemy_url)
         with TestClient(create_app()) as client:
-            posterior, other = learned(client), learned(client, seed=2)
+            posterior, other = learn_posterior(client), learn_posterior(client, seed=2)
     (tmp_path / "tmp").mkdir()
     environment = os.environ | {
         "BCO_DATABASE_URL": database,

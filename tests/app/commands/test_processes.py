@@ -16,7 +16,7 @@ import pytest
 
 from app.commands.serve import LocalService, free_port
 from app.demo import MORNINGS
-from tests.support.journey import Json, answered
+from tests.support.journey import Json, check_json
 from tests.support.polling import wait_until, within
 from tests.support.processes import (
     DEADLINE,
@@ -24,16 +24,16 @@ from tests.support.processes import (
     alive,
     descendants,
     epochs_for,
-    finished,
     in_database,
     is_computing,
     is_ready,
     kill,
-    make_the_journey,
     posteriors_of,
     prepare,
     read,
+    run_user_journey,
     submit,
+    wait_for_job,
     worker_processes,
 )
 
@@ -59,7 +59,7 @@ def client(service: LocalService) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def ids(client: httpx.Client) -> Json:
-    return make_the_journey(client)
+    return run_user_journey(client)
 
 
 def service_processes(service: LocalService) -> set[psutil.Process]:
@@ -86,8 +86,8 @@ def test_serve_runs_the_whole_workflow_on_one_machine(ids: Json) -> None:
 def test_serve_learns_the_same_posterior_from_the_same_seed(client: httpx.Client, ids: Json) -> None:
     digests = []
     for seed in (3, 3, 4):
-        job = finished(client, submit(client, ids, epochs=3, seed=seed))
-        digests.append(answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"])
+        job = wait_for_job(client, submit(client, ids, epochs=3, seed=seed))
+        digests.append(check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"])
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -97,7 +97,7 @@ def test_a_cancelled_job_stops_computing_within_three_seconds(
 ) -> None:
     job_id, children = running_job
     assert len(children) == 1
-    answer = answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
+    answer = check_json(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
     assert answer["state"] == "cancelled"
     within("the computing process is gone", lambda: not alive(children), 3)
     job = read(client, job_id)
@@ -108,7 +108,7 @@ def test_a_cancelled_job_stops_computing_within_three_seconds(
 
 @pytest.mark.slow
 def test_a_job_after_a_cancelled_one_succeeds(client: httpx.Client, ids: Json) -> None:
-    assert finished(client, submit(client, ids, epochs=3))["state"] == "succeeded"
+    assert wait_for_job(client, submit(client, ids, epochs=3))["state"] == "succeeded"
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     orphans |= descendants(worker.pid)
     worker.send_signal(signal.SIGKILL)
     within("the computing process ends with its worker", lambda: not alive(orphans), 5)
-    job = finished(client, job_id)
+    job = wait_for_job(client, job_id)
     assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
     assert posteriors_of(sqlite_url, job_id) == 1
     replaced = worker_processes(service_processes(service))
@@ -165,7 +165,7 @@ def test_a_killed_api_is_replaced_and_keeps_accepted_jobs(
     (api,) = [process for process in alive(service_processes(service)) if "app.commands.cli" in process.cmdline()]
     api.send_signal(signal.SIGKILL)
     wait_until("another API is ready", lambda: is_ready(client))
-    assert finished(client, accepted)["state"] == "succeeded"
+    assert wait_for_job(client, accepted)["state"] == "succeeded"
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def test_a_job_stays_queued_while_no_worker_runs(remote: httpx.Client, queued_jo
 
 @pytest.mark.slow
 def test_a_queued_job_is_taken_by_the_first_worker(remote: httpx.Client, queued_job: str, workers: list[Part]) -> None:
-    job = finished(remote, queued_job)
+    job = wait_for_job(remote, queued_job)
     assert (job["state"], job["attempts"]) == ("succeeded", 1)
     assert sum(f"{queued_job} starts" in worker.messages() for worker in workers) == 1
 
@@ -264,7 +264,7 @@ def test_a_queued_job_is_taken_by_the_first_worker(remote: httpx.Client, queued_
 @pytest.mark.slow
 def test_the_whole_workflow_runs_with_separate_api_and_workers(remote: httpx.Client, workers: list[Part]) -> None:
     assert len(workers) == 2
-    make_the_journey(remote)
+    run_user_journey(remote)
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_the_job_of_a_killed_worker_is_finished_exactly_once_by_the_other(
     holder.process.kill()
     holder.process.wait()
     within("its computing process ends with it", lambda: not alive(children), 5)
-    job = finished(remote, job_id)
+    job = wait_for_job(remote, job_id)
     assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
     assert f"{job_id} starts, attempt 2" in workers[0].messages()
     assert posteriors_of(postgres_url, job_id) == 1
@@ -297,7 +297,7 @@ def test_cancelling_a_job_leaves_no_stack_trace_in_the_worker_log(remote: httpx.
     remote.post(f"/v1/jobs/{job_id}/cancel")
     within("the worker logs the cancellation", lambda: f"{job_id} cancelled" in worker.messages(), 5)
     next_job = submit(remote, prepare(remote), epochs=3)
-    assert finished(remote, next_job)["state"] == "succeeded"
+    assert wait_for_job(remote, next_job)["state"] == "succeeded"
     assert "Traceback" not in worker.messages(), worker.messages()
 
 

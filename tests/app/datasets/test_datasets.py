@@ -18,7 +18,17 @@ from app.datasets import service
 from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow
-from tests.support.journey import Json, answered, counts, create_dataset, create_job, learned, pages, prescribe, upload
+from tests.support.journey import (
+    Json,
+    check_json,
+    counts,
+    create_dataset,
+    create_job,
+    learn_posterior,
+    pages,
+    prescribe,
+    upload,
+)
 
 DAYS = [
     {"weekday": "SAT", "temperature": 21.5, "demand": 131},
@@ -57,12 +67,12 @@ def parquet(columns: dict[str, Any], **options: Any) -> bytes:
 
 def test_posted_rows_create_a_data_set_with_a_location(client: TestClient) -> None:
     response = client.post("/v1/datasets", json={"name": "days", "outcomes": ["demand"], "rows": DAYS})
-    dataset = answered(response, 201)
+    dataset = check_json(response, 201)
     assert re.fullmatch(r"data_[0-9A-HJKMNP-TV-Z]{26}", dataset["id"])
     assert response.headers["Location"] == f"/v1/datasets/{dataset['id']}"
     assert dataset["rows"] == 4
     assert stored_columns(dataset) == STORED
-    assert answered(client.get(f"/v1/datasets/{dataset['id']}")) == dataset
+    assert check_json(client.get(f"/v1/datasets/{dataset['id']}")) == dataset
 
 
 def test_the_profile_matches_counts_by_hand(client: TestClient) -> None:
@@ -204,20 +214,20 @@ CSV_FILES = {
 @pytest.mark.parametrize("content", CSV_FILES.values(), ids=CSV_FILES.keys())
 def test_every_csv_dialect_gives_the_same_rows(client: TestClient, content: bytes) -> None:
     response = upload(client, content)
-    dataset = answered(response, 201)
+    dataset = check_json(response, 201)
     assert response.headers["Location"] == f"/v1/datasets/{dataset['id']}"
     assert stored_columns(dataset) == STORED
 
 
 def test_quoted_text_may_contain_delimiters_and_quotes(client: TestClient) -> None:
     content = b'shop,demand\n"north, big",1\n"the ""best""",2\n'
-    dataset = answered(upload(client, content), 201)
+    dataset = check_json(upload(client, content), 201)
     assert stored_columns(dataset)["shop"] == ["north, big", 'the "best"']
 
 
 def test_quoted_line_breaks_are_read_in_unused_columns(client: TestClient) -> None:
     content = b'note,x,demand\n"two\nlines",1,2\n"one line",2,3\n'
-    assert stored_columns(answered(upload(client, content, contexts="x"), 201)) == {
+    assert stored_columns(check_json(upload(client, content, contexts="x"), 201)) == {
         "x": [1.0, 2.0],
         "demand": [2.0, 3.0],
     }
@@ -225,13 +235,13 @@ def test_quoted_line_breaks_are_read_in_unused_columns(client: TestClient) -> No
 
 def test_a_quoted_column_name_may_contain_other_delimiters(client: TestClient) -> None:
     content = b'"price, net";"shop";demand\n1;a;2\n2;b;3\n'
-    assert list(stored_columns(answered(upload(client, content), 201))) == ["price, net", "shop", "demand"]
+    assert list(stored_columns(check_json(upload(client, content), 201))) == ["price, net", "shop", "demand"]
 
 
 def test_words_for_missing_values_are_missing_unless_quoted(client: TestClient) -> None:
     content = "shop,x,demand\n" + "".join(f"a,{word},1\n" for word in ("", "NA", "N/A", "null", "NULL", "None"))
     content += '"NA",1,2\nb,2,3\n'
-    dataset = answered(upload(client, content.encode(), missing="drop"), 201)
+    dataset = check_json(upload(client, content.encode(), missing="drop"), 201)
     assert column(dataset, "x")["missing"] == 6
     assert stored_columns(dataset)["shop"] == ["NA", "b"]
 
@@ -247,7 +257,7 @@ def test_an_upload_refuses_an_unknown_form_field(client: TestClient) -> None:
 def test_an_upload_takes_roles_as_comma_separated_names(client: TestClient) -> None:
     content = b"shop,x,unused,sold,returned\n1,2,q,3,4\n2,3,q,4,5\n"
     form = {"outcomes": "sold, returned", "contexts": " shop,x ", "categorical": "shop"}
-    dataset = answered(upload(client, content, **form), 201)
+    dataset = check_json(upload(client, content, **form), 201)
     assert stored_columns(dataset) == {"shop": ["1", "2"], "x": [2.0, 3.0], "sold": [3.0, 4.0], "returned": [4.0, 5.0]}
     assert [entry["role"] for entry in dataset["columns"]] == ["context", "context", "outcome", "outcome"]
 
@@ -256,7 +266,7 @@ def test_a_csv_file_of_many_blocks_keeps_every_row_in_order(client: TestClient) 
     lines = [f"{index},shop {index % 50},{index * 0.5}" for index in range(80_000)]
     content = ("x,shop,demand\n" + "\n".join(lines)).encode()
     assert len(content) > 1_500_000
-    table = stored_columns(answered(upload(client, content), 201))
+    table = stored_columns(check_json(upload(client, content), 201))
     assert table["x"] == [float(index) for index in range(80_000)]
     assert table["shop"][79_999] == "shop 49"
     assert table["demand"][-1] == 39_999.5
@@ -279,7 +289,7 @@ def test_a_parquet_file_may_have_every_number_and_text_type(client: TestClient) 
             "demand": pa.array([3, 4, 5], pa.int32()),
         }
     )
-    assert stored_columns(answered(upload(client, content), 201)) == {
+    assert stored_columns(check_json(upload(client, content), 201)) == {
         "int8": [1.0, -2.0, 3.0],
         "uint64": [1.0, float(2**40), 3.0],
         "float32": [0.5, 1.5, -2.25],
@@ -299,7 +309,7 @@ def test_nulls_in_parquet_are_missing_values(client: TestClient) -> None:
         "shop": pa.array(["a", "b", "c", "d"]).dictionary_encode(),
         "demand": [1.0, 2.0, 3.0, 4.0],
     }
-    dataset = answered(upload(client, parquet(columns), missing="drop"), 201)
+    dataset = check_json(upload(client, parquet(columns), missing="drop"), 201)
     assert stored_columns(dataset) == {"x": [1.0, 4.0], "flag": [1.0, 0.0], "shop": ["a", "d"], "demand": [1.0, 4.0]}
     assert {entry["name"]: entry["missing"] for entry in dataset["columns"]} == {
         "x": 1,
@@ -311,13 +321,13 @@ def test_nulls_in_parquet_are_missing_values(client: TestClient) -> None:
 
 def test_a_parquet_file_of_many_row_groups_keeps_every_row_in_order(client: TestClient) -> None:
     content = parquet({"x": list(range(1000)), "demand": [0.5] * 1000}, row_group_size=64, compression="zstd")
-    assert stored_columns(answered(upload(client, content), 201))["x"] == [float(index) for index in range(1000)]
+    assert stored_columns(check_json(upload(client, content), 201))["x"] == [float(index) for index in range(1000)]
 
 
 def test_json_csv_and_parquet_give_the_same_data_set(client: TestClient) -> None:
     from_rows = create_dataset(client, outcomes=["demand"], rows=DAYS)
-    from_csv = answered(upload(client, CSV.encode()), 201)
-    from_parquet = answered(upload(client, parquet(STORED)), 201)
+    from_csv = check_json(upload(client, CSV.encode()), 201)
+    from_parquet = check_json(upload(client, parquet(STORED)), 201)
     for other in (from_csv, from_parquet):
         assert {key: other[key] for key in ("rows", "columns", "warnings")} == {
             key: from_rows[key] for key in ("rows", "columns", "warnings")
@@ -355,10 +365,10 @@ def test_a_damaged_chunk_is_detected(client: TestClient) -> None:
 
 
 def learn_from_file(client: TestClient, content: bytes, **form: str) -> Json:
-    dataset = answered(upload(client, content, **form), 201)
+    dataset = check_json(upload(client, content, **form), 201)
     spec = {"kind": "newsvendor", "items": [{"name": "demand", "underage_cost": 3, "overage_cost": 1}]}
-    problem = answered(client.post("/v1/problems", json={"name": "shop", "spec": spec}), 201)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"])
+    problem = check_json(client.post("/v1/problems", json={"name": "shop", "spec": spec}), 201)
+    return learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"])
 
 
 def test_booleans_of_a_csv_file_match_json_booleans_when_prescribing(client: TestClient) -> None:

@@ -17,13 +17,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.datasets.distribution import histogram
-from tests.support.journey import OUTCOMES, ROWS, Json, answered, create_dataset
+from tests.support.journey import OUTCOMES, ROWS, Json, check_json, create_dataset
 
 FIRST = date(2023, 1, 2)
 
 
 def distribution(client: TestClient, dataset: Json, **query: str) -> Json:
-    return answered(client.get(f"/v1/datasets/{dataset['id']}/distribution", params=query))
+    return check_json(client.get(f"/v1/datasets/{dataset['id']}/distribution", params=query))
 
 
 def make_dataset(client: TestClient, rows: list[Json], **changes: Any) -> Json:
@@ -265,7 +265,7 @@ def test_invalid_queries_are_refused(client: TestClient) -> None:
 def test_the_distribution_includes_appended_rows(client: TestClient) -> None:
     dataset = make_dataset(client, days(60))
     more = {"rows": [{"day": str(FIRST + timedelta(60)), "sold": 999.0}]}
-    answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json=more), 201)
+    check_json(client.post(f"/v1/datasets/{dataset['id']}/rows", json=more), 201)
     found = distribution(client, dataset)
     assert (found["rows"], found["revision"]) == (61, 2)
     assert found["over_time"]["outcomes"][0]["maximum"][-1] == 999.0
@@ -285,7 +285,7 @@ def test_the_distribution_of_a_large_data_set_takes_seconds(client: TestClient) 
     pq.write_table(pa.table(columns), buffer)
     form = {"name": "large", "outcomes": "sold", "time": "day", "series": "shop"}
     file = {"file": ("large.parquet", buffer.getvalue())}
-    dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
+    dataset = check_json(client.post("/v1/datasets/upload", data=form, files=file), 201)
     began = time.monotonic()
     found = distribution(client, dataset)
     assert time.monotonic() - began < 10

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from app.datasets import service
 from app.datasets.parsing import read_numbers
 from app.db.engine import transaction
-from tests.support.journey import Json, answered, create_dataset, upload
+from tests.support.journey import Json, check_json, create_dataset, upload
 
 
 def stored_columns(dataset: Json) -> dict[str, list[Any]]:
@@ -44,21 +44,21 @@ WRITTEN = {
 def test_number_formats_are_recognised_per_column(client: TestClient, name: str) -> None:
     texts, numbers = WRITTEN[name]
     content = "x;demand\n" + "".join(f'{index};"{text}"\n' for index, text in enumerate(texts))
-    assert stored_columns(answered(upload(client, content.encode()), 201))["demand"] == numbers
+    assert stored_columns(check_json(upload(client, content.encode()), 201))["demand"] == numbers
     swapped = "demand;x\n" + "".join(f'{index};"{text}"\n' for index, text in enumerate(texts))
-    assert stored_columns(answered(upload(client, swapped.encode()), 201))["x"] == numbers
+    assert stored_columns(check_json(upload(client, swapped.encode()), 201))["x"] == numbers
 
 
 @pytest.mark.parametrize("outcome", [True, False])
 def test_an_ambiguous_number_format_is_refused(client: TestClient, outcome: bool) -> None:
     header = "x;demand" if outcome else "demand;x"
-    answer = answered(upload(client, f"{header}\n1;999\n2;1,234\n".encode()), 422)
+    answer = check_json(upload(client, f"{header}\n1;999\n2;1,234\n".encode()), 422)
     assert "'1,234' is ambiguous" in answer["detail"]
     assert len(answer["errors"]) == 1
 
 
 def test_mixed_number_formats_are_refused_with_the_value(client: TestClient) -> None:
-    answer = answered(upload(client, b"x;demand\n1;1.5\n2;2.5\n3;4,99\n"), 422)
+    answer = check_json(upload(client, b"x;demand\n1;1.5\n2;2.5\n3;4,99\n"), 422)
     assert answer["detail"].startswith("line 4, column 'demand': '4,99' is written unlike other numbers")
 
 
@@ -125,7 +125,7 @@ def test_outcomes_times_and_series_keys_are_never_imputed(client: TestClient) ->
 
 def test_up_to_twenty_missing_values_are_listed(client: TestClient) -> None:
     body = {"name": "d", "outcomes": ["demand"], "rows": GAPS}
-    answer = answered(client.post("/v1/datasets", json=body), 422)
+    answer = check_json(client.post("/v1/datasets", json=body), 422)
     assert [error["pointer"] for error in answer["errors"]] == ["#/rows/1/x", "#/rows/4/shop", "#/rows/3/demand"]
     assert "1 in 'x', 1 in 'shop', 1 in 'demand'" in answer["detail"]
     assert "missing=impute" in answer["detail"]
@@ -134,7 +134,7 @@ def test_up_to_twenty_missing_values_are_listed(client: TestClient) -> None:
 def test_a_context_without_any_number_is_refused(client: TestClient) -> None:
     rows = [{"x": None, "demand": 1}, {"x": None, "demand": 2}]
     body = {"name": "d", "outcomes": ["demand"], "missing": "impute", "rows": rows}
-    assert "'x' has no value in any row" in answered(client.post("/v1/datasets", json=body), 422)["detail"]
+    assert "'x' has no value in any row" in check_json(client.post("/v1/datasets", json=body), 422)["detail"]
 
 
 # rare categories
@@ -157,7 +157,7 @@ def test_above_the_limit_the_rarest_categories_become_other(client: TestClient, 
     assert column(dataset, "shop")["categories"] == ["a", "c", "other"]
     form = {"unseen": "other"}
     content = "shop,demand\n" + "".join(f"{row['shop']},{row['demand']}\n" for row in rows)
-    assert answered(upload(client, content.encode(), **form), 201)["columns"] == dataset["columns"]
+    assert check_json(upload(client, content.encode(), **form), 201)["columns"] == dataset["columns"]
 
 
 def test_without_rare_categories_other_exists_for_new_ones(client: TestClient) -> None:

@@ -24,7 +24,7 @@ from app.prescriptions import cache
 from app.prescriptions.cache import cache_from_settings
 from app.prescriptions.drift import judge_rows
 from bco_core.errors import InvalidInput
-from tests.support.journey import QUICK, Json, answered, create_dataset, create_job, create_problem, learn, prescribe
+from tests.support.journey import QUICK, Json, check_json, create_dataset, create_job, create_problem, learn, prescribe
 
 FIRST, DAYS, LEAD = date(2023, 1, 2), 120, 3
 GOOD: Json = QUICK | {"epochs": 200}
@@ -64,7 +64,7 @@ def learned_from(client: TestClient, dataset: Json, **changes: Any) -> Json:
     job = create_job(client, problem_id=problem["id"], dataset_id=dataset["id"], **changes)
     job = learn(client, job["id"])
     assert job["state"] == "succeeded", job["error"]
-    return answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+    return check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def context(number: int, shop: str = "north", **changes: Any) -> Json:
 
 def refusal_of(client: TestClient, posterior: Json, *contexts: Any) -> Json:
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": list(contexts)})
-    return answered(response, 422)
+    return check_json(response, 422)
 
 
 # learning
@@ -136,14 +136,14 @@ REFUSED_FEATURES: dict[str, tuple[Any, str, str]] = {
 def test_impossible_features_are_refused_on_creation_of_the_job(client: TestClient, name: str) -> None:
     features, pointer, says = REFUSED_FEATURES[name]
     ids = {"problem_id": create_problem(client, spec=SPEC)["id"], "dataset_id": shops(client)["id"]}
-    answer = answered(client.post("/v1/jobs", json=ids | {"inference": QUICK, "features": features}), 422)
+    answer = check_json(client.post("/v1/jobs", json=ids | {"inference": QUICK, "features": features}), 422)
     assert any(error["pointer"].startswith(pointer) for error in answer["errors"]), answer
     assert says in str(answer)
 
 
 def test_time_features_need_a_time_column(client: TestClient) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    answer = answered(client.post("/v1/jobs", json=ids | {"features": {"lags": [7]}}), 422)
+    answer = check_json(client.post("/v1/jobs", json=ids | {"features": {"lags": [7]}}), 422)
     assert answer["errors"][0]["pointer"] == "#/features"
     assert "no time column" in answer["detail"]
 
@@ -282,7 +282,7 @@ def test_missing_numbers_and_unseen_categories_are_imputed_on_request(client: Te
 def batch_rows(client: TestClient, posterior: Json, content: str) -> list[Json]:
     """Run a batch in this process and return the rows of its result."""
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
-    job = answered(client.post(path, files={"file": ("contexts.csv", content.encode())}), 202)
+    job = check_json(client.post(path, files={"file": ("contexts.csv", content.encode())}), 202)
     attempt = service.start(job["id"])
     assert attempt is not None
     assert parts.offer(job["id"], attempt)
@@ -321,10 +321,10 @@ def test_a_batch_refuses_rows_one_by_one_and_decides_as_prescribe_does(client: T
 def test_a_batch_without_usable_rows_is_refused_at_once(client: TestClient, posterior: Json) -> None:
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
     content = b"day,shop,promotion\nnonsense,north,1\nmore,north,1\n"
-    answer = answered(client.post(path, files={"file": ("contexts.csv", content)}), 422)
+    answer = check_json(client.post(path, files={"file": ("contexts.csv", content)}), 422)
     assert "line 2" in answer["detail"]
     content = b"shop,promotion\nnorth,1\n"
-    answer = answered(client.post(path, files={"file": ("contexts.csv", content)}), 422)
+    answer = check_json(client.post(path, files={"file": ("contexts.csv", content)}), 422)
     assert "'day' is missing" in answer["detail"]
 
 
@@ -332,7 +332,7 @@ def test_a_batch_without_usable_rows_is_refused_at_once(client: TestClient, post
 
 
 def append(client: TestClient, dataset_id: str, rows: list[Json]) -> Json:
-    return answered(client.post(f"/v1/datasets/{dataset_id}/rows", json={"rows": rows}), 201)
+    return check_json(client.post(f"/v1/datasets/{dataset_id}/rows", json={"rows": rows}), 201)
 
 
 def test_appended_rows_feed_lags_without_learning_again(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +350,7 @@ def test_appended_rows_feed_lags_without_learning_again(client: TestClient, monk
     assert north["decision"]["demand"] > 1.2 * before["prescriptions"][0]["decision"]["demand"]
     assert west["status"] == "optimal"
     assert as_before["decision"] == before["prescriptions"][0]["decision"]
-    assert answered(client.get(f"/v1/posteriors/{posterior['id']}"))["recipe"]["revision"] == 1
+    assert check_json(client.get(f"/v1/posteriors/{posterior['id']}"))["recipe"]["revision"] == 1
 
 
 def test_a_job_learns_from_its_revision(client: TestClient) -> None:
@@ -360,7 +360,7 @@ def test_a_job_learns_from_its_revision(client: TestClient) -> None:
     append(client, dataset["id"], shop_rows(range(DAYS, DAYS + 10)))
     assert job["spec"]["revision"] == 1
     learn(client, job["id"])
-    posterior = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+    posterior = check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert posterior["recipe"]["rows"] == 2 * (DAYS - LEAD)
 
 
@@ -390,7 +390,7 @@ def test_an_exported_posterior_includes_the_rows_of_its_lags(client: TestClient,
     there = prescribe(client, row.id, contexts=contexts)
     assert there["prescriptions"] == here["prescriptions"]
     assert there["digest"] == here["digest"]
-    stored = answered(client.get(f"/v1/datasets/{row.dataset_id}"))
+    stored = check_json(client.get(f"/v1/datasets/{row.dataset_id}"))
     assert stored["lead"] == LEAD
     assert stored["rows"] < 2 * DAYS
     grown = append(client, stored["id"], shop_rows(range(DAYS, DAYS + 1)))
@@ -433,7 +433,7 @@ def test_boosted_residual_models_need_the_method_auto(client: TestClient) -> Non
         "predictor": {"kind": "boosted"},
         "inference": QUICK,
     }
-    refusal = answered(client.post("/v1/jobs", json=body), 422)
+    refusal = check_json(client.post("/v1/jobs", json=body), 422)
     assert refusal["errors"][0]["pointer"] == "#/predictor/kind"
     assert "needs the method auto" in refusal["errors"][0]["detail"]
     quick = {"method": "auto", "epochs": 2, "members": 5}

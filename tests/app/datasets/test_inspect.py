@@ -17,7 +17,7 @@ from httpx import Response
 from starlette.testclient import TestClient
 
 from app.demo import as_csv, bakery_rows
-from tests.support.journey import Json, answered, counts
+from tests.support.journey import Json, check_json, counts
 from tests.support.polling import crowding
 from tests.support.workbooks import sheet, workbook
 
@@ -28,7 +28,7 @@ def post_inspect(client: TestClient, content: bytes, **form: str) -> Response:
 
 def inspect(client: TestClient, content: bytes, **form: str) -> Json:
     before = counts()
-    found = answered(post_inspect(client, content, **form))
+    found = check_json(post_inspect(client, content, **form))
     assert counts() == before
     return found
 
@@ -97,7 +97,7 @@ def test_suggested_roles_can_be_used_for_the_upload(client: TestClient) -> None:
         "missing": found["missing"],
     }
     kept = client.post("/v1/datasets/upload", data=form, files={"file": ("shops", shops().encode())})
-    assert {one["name"]: one["role"] for one in answered(kept, 201)["columns"]} == roles(found)
+    assert {one["name"]: one["role"] for one in check_json(kept, 201)["columns"]} == roles(found)
 
 
 def test_without_informative_names_the_last_amounts_are_outcomes(client: TestClient) -> None:
@@ -326,21 +326,21 @@ def test_a_million_rows_are_inspected_in_seconds(client: TestClient, tmp_path: P
 def test_names_with_commas_can_be_quoted(client: TestClient) -> None:
     content = b'"price, net",x,sold\n' + b"".join(b"%d,%d,%d\n" % (n % 7, n, AMOUNTS[n]) for n in range(ROWS))
     form = {"name": "quoted", "outcomes": "sold", "contexts": 'x, "price, net"'}
-    kept = answered(client.post("/v1/datasets/upload", data=form, files={"file": ("a", content)}), 201)
+    kept = check_json(client.post("/v1/datasets/upload", data=form, files={"file": ("a", content)}), 201)
     assert [one["name"] for one in kept["columns"]] == ["x", "price, net", "sold"]
 
 
 def test_an_empty_list_means_no_context_and_a_comma_alone_is_refused(client: TestClient) -> None:
     content = table(day=DAYS, x=PRICES, sold=AMOUNTS)
     form = {"name": "time alone", "outcomes": "sold", "contexts": "[]", "time": "day"}
-    kept = answered(client.post("/v1/datasets/upload", data=form, files={"file": ("a", content)}), 201)
+    kept = check_json(client.post("/v1/datasets/upload", data=form, files={"file": ("a", content)}), 201)
     assert [one["name"] for one in kept["columns"]] == ["day", "sold"]
     rows = [{"day": str(day), "x": 1.0, "sold": amount} for day, amount in zip(DAYS, AMOUNTS, strict=True)]
     body = {"name": "time alone", "outcomes": ["sold"], "contexts": [], "time": "day", "rows": rows}
-    assert answered(client.post("/v1/datasets", json=body), 201)["columns"] == kept["columns"]
+    assert check_json(client.post("/v1/datasets", json=body), 201)["columns"] == kept["columns"]
     for field in ("contexts", "outcomes", "categorical", "series", "decisions"):
         comma = form | {field: " , "}
-        refused = answered(client.post("/v1/datasets/upload", data=comma, files={"file": ("a", content)}), 422)
+        refused = check_json(client.post("/v1/datasets/upload", data=comma, files={"file": ("a", content)}), 422)
         assert refused["errors"] == [
             {"pointer": f"#/{field}", "detail": "a comma alone names no column; send [] for no columns"}
         ]

@@ -20,7 +20,7 @@ from app.db.tables import DatasetChunkRow, KeyRow
 from app.http.errors import ConflictError
 from app.keys import service as keys
 from app.settings import get_settings
-from tests.support.journey import Json, answered, counts, create_dataset, create_job, learned, upload
+from tests.support.journey import Json, check_json, counts, create_dataset, create_job, learn_posterior, upload
 
 OPTIONS: Json = {"outcomes": ["demand"], "time": "day", "series": ["shop"], "categorical": ["weather"]}
 ROWS: list[Json] = [
@@ -43,7 +43,7 @@ def read_back(client: TestClient, dataset: Json, **query: Any) -> tuple[list[Jso
     """Read all rows by following cursors; return them and the answers."""
     answers, items = [], []
     while True:
-        answer = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params=query))
+        answer = check_json(client.get(f"/v1/datasets/{dataset['id']}/rows", params=query))
         answers.append(answer)
         items += answer["items"]
         if answer["next_cursor"] is None:
@@ -59,12 +59,12 @@ def column(dataset: Json, name: str) -> Json:
 
 def assert_refused(client: TestClient, dataset: Json, rows: list[Json], says: str, pointer: str | None = None) -> None:
     before = counts()
-    answer = answered(append(client, dataset, *rows), 422)
+    answer = check_json(append(client, dataset, *rows), 422)
     assert re.search(says, answer["detail"]), answer["detail"]
     if pointer is not None:
         assert answer["errors"][0]["pointer"] == pointer
     assert counts() == before
-    assert answered(client.get(f"/v1/datasets/{dataset['id']}")) == dataset
+    assert check_json(client.get(f"/v1/datasets/{dataset['id']}")) == dataset
 
 
 @pytest.fixture
@@ -83,14 +83,14 @@ def key_headers(client: TestClient) -> Iterator[Callable[..., Json]]:
 def test_appended_rows_create_a_revision_with_profile_and_digest(client: TestClient) -> None:
     dataset = make_dataset(client)
     response = append(client, dataset, NEXT, NEXT | {"shop": "c", "weather": "rain", "demand": 5})
-    grown = answered(response, 201)
+    grown = check_json(response, 201)
     assert response.headers["Location"] == f"/v1/datasets/{dataset['id']}"
     assert (grown["revision"], grown["rows"]) == (2, 8)
     assert grown["digest"] != dataset["digest"]
     assert (column(grown, "day")["first"], column(grown, "day")["last"]) == ("2024-01-01", "2024-01-04")
     assert column(grown, "shop")["distinct"] == 3
     assert (column(grown, "demand")["minimum"], column(grown, "demand")["maximum"]) == (5.0, 44.0)
-    assert answered(client.get(f"/v1/datasets/{dataset['id']}")) == grown
+    assert check_json(client.get(f"/v1/datasets/{dataset['id']}")) == grown
     with transaction() as session:
         chunks = session.scalars(
             sa.select(DatasetChunkRow).where(DatasetChunkRow.dataset_id == dataset["id"]).order_by(DatasetChunkRow.seq)
@@ -104,7 +104,7 @@ def test_appended_rows_create_a_revision_with_profile_and_digest(client: TestCli
 
 def test_appending_gives_the_same_profile_as_one_upload(client: TestClient) -> None:
     more = [NEXT, NEXT | {"shop": "b", "demand": 45}]
-    grown = answered(append(client, make_dataset(client), *more), 201)
+    grown = check_json(append(client, make_dataset(client), *more), 201)
     at_once = make_dataset(client, rows=ROWS + more)
     assert {key: grown[key] for key in ("columns", "warnings", "rows")} == {
         key: at_once[key] for key in ("columns", "warnings", "rows")
@@ -114,7 +114,7 @@ def test_appending_gives_the_same_profile_as_one_upload(client: TestClient) -> N
 def test_a_file_can_be_appended(client: TestClient) -> None:
     dataset = make_dataset(client)
     files = {"file": ("more.csv", b"demand,day,weather,shop\n44,2024-01-04,sun,a\n")}
-    grown = answered(client.post(f"/v1/datasets/{dataset['id']}/rows/upload", files=files), 201)
+    grown = check_json(client.post(f"/v1/datasets/{dataset['id']}/rows/upload", files=files), 201)
     assert (grown["revision"], grown["rows"]) == (2, 7)
     assert read_back(client, dataset)[0][-1] == NEXT | {"demand": 44.0}
 
@@ -124,12 +124,12 @@ def test_the_last_rows_can_be_read_alone(client: TestClient) -> None:
     append(client, dataset, NEXT)
     everything, _ = read_back(client, dataset)
     for count in (1, 2, len(everything), 1000):
-        found = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"last": True, "limit": count}))
+        found = check_json(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"last": True, "limit": count}))
         assert found == {"items": everything[-count:], "next_cursor": None, "revision": 2}
     address = f"/v1/datasets/{dataset['id']}/rows"
-    first = answered(client.get(address, params={"last": True, "limit": 2, "revision": 1}))
+    first = check_json(client.get(address, params={"last": True, "limit": 2, "revision": 1}))
     assert first["items"] == everything[len(ROWS) - 2 : len(ROWS)]
-    refusal = answered(client.get(address, params={"last": True, "cursor": "1.0.1"}), 422)
+    refusal = check_json(client.get(address, params={"last": True, "cursor": "1.0.1"}), 422)
     assert refusal["detail"] == "the last rows are one page; leave out cursor or last"
     assert client.get("/v1/datasets/data_01ARZ3NDEKTSV4RRFFQ69G5FAV/rows?last=true").status_code == 404
 
@@ -137,19 +137,19 @@ def test_the_last_rows_can_be_read_alone(client: TestClient) -> None:
 def test_data_sets_without_time_accept_repeated_rows(client: TestClient) -> None:
     rows = [{"x": 1, "demand": 2}, {"x": 2, "demand": 3}]
     dataset = create_dataset(client, outcomes=["demand"], rows=rows)
-    grown = answered(append(client, dataset, rows[0]), 201)
+    grown = check_json(append(client, dataset, rows[0]), 201)
     assert (grown["rows"], grown["revision"], column(grown, "x")["mean"]) == (3, 2, pytest.approx(4 / 3))
 
 
 def test_earlier_times_can_be_appended_if_they_are_new(client: TestClient) -> None:
     dataset = make_dataset(client, rows=[row for row in ROWS if (row["day"], row["shop"]) != ("2024-01-02", "b")])
     late = {"day": "2024-01-02", "shop": "b", "weather": "sun", "demand": 7}
-    assert answered(append(client, dataset, late), 201)["rows"] == 6
+    assert check_json(append(client, dataset, late), 201)["rows"] == 6
 
 
 def test_dates_can_be_appended_in_another_format(client: TestClient) -> None:
     dataset = make_dataset(client)
-    grown = answered(append(client, dataset, NEXT | {"day": "04.01.2024"}), 201)
+    grown = check_json(append(client, dataset, NEXT | {"day": "04.01.2024"}), 201)
     assert (column(grown, "day")["format"], column(grown, "day")["last"]) == ("iso date", "2024-01-04")
 
 
@@ -157,7 +157,7 @@ def test_appended_gaps_and_new_categories_follow_the_data_set_options(client: Te
     rows = [row | {"price": float(index)} for index, row in enumerate(ROWS)]
     dataset = make_dataset(client, rows=rows, missing="impute", unseen="other")
     more = [NEXT | {"price": None, "weather": "hail"}, NEXT | {"shop": "b", "price": 9, "demand": None}]
-    grown = answered(append(client, dataset, *more), 201)
+    grown = check_json(append(client, dataset, *more), 201)
     assert grown["rows"] == 7
     assert column(grown, "weather")["categories"] == ["rain", "sun", "other"]
     assert (column(grown, "price")["missing"], column(grown, "price")["median"]) == (1, 2.5)
@@ -168,22 +168,22 @@ def test_appended_gaps_and_new_categories_follow_the_data_set_options(client: Te
 def test_a_repeated_idempotency_key_appends_nothing(client: TestClient) -> None:
     dataset = make_dataset(client)
     first, second = (append(client, dataset, NEXT, **{"Idempotency-Key": "monday"}) for _ in range(2))
-    assert answered(first, 201) == answered(second, 201)
-    assert answered(client.get(f"/v1/datasets/{dataset['id']}"))["revision"] == 2
+    assert check_json(first, 201) == check_json(second, 201)
+    assert check_json(client.get(f"/v1/datasets/{dataset['id']}"))["revision"] == 2
 
 
 def test_appending_does_not_change_a_posterior(client: TestClient) -> None:
-    posterior = learned(client)
-    dataset = answered(client.get(f"/v1/datasets/{posterior['dataset_id']}"))
+    posterior = learn_posterior(client)
+    dataset = check_json(client.get(f"/v1/datasets/{posterior['dataset_id']}"))
     row = read_back(client, dataset)[0][0] | {"temperature": 99.0}
-    assert column(answered(append(client, dataset, row), 201), "temperature")["maximum"] == 99.0
-    assert answered(client.get(f"/v1/posteriors/{posterior['id']}")) == posterior
+    assert column(check_json(append(client, dataset, row), 201), "temperature")["maximum"] == 99.0
+    assert check_json(client.get(f"/v1/posteriors/{posterior['id']}")) == posterior
 
 
 def test_a_grown_data_set_in_use_cannot_be_deleted(client: TestClient) -> None:
     job = create_job(client)
-    dataset = answered(client.get(f"/v1/datasets/{job['dataset_id']}"))
-    answered(append(client, dataset, read_back(client, dataset)[0][0]), 201)
+    dataset = check_json(client.get(f"/v1/datasets/{job['dataset_id']}"))
+    check_json(append(client, dataset, read_back(client, dataset)[0][0]), 201)
     before = counts()
     assert client.delete(f"/v1/datasets/{dataset['id']}").status_code == 409
     assert counts() == before
@@ -270,7 +270,7 @@ def test_concurrent_appends_are_all_stored_once(client: TestClient) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert sorted(pool.map(add, range(4, 8))) == [2, 3, 4, 5]
-    grown = answered(client.get(f"/v1/datasets/{dataset['id']}"))
+    grown = check_json(client.get(f"/v1/datasets/{dataset['id']}"))
     assert (grown["rows"], grown["revision"], column(grown, "day")["last"]) == (10, 5, "2024-01-07")
     rows = read_back(client, dataset)[0]
     assert sorted(row["day"] for row in rows)[-4:] == [f"2024-01-0{day}" for day in range(4, 8)]
@@ -313,7 +313,7 @@ def test_rows_are_read_back_in_pages_in_the_format_of_requests(
 ) -> None:
     monkeypatch.setattr(service, "CHUNK_ROWS", 4)
     dataset = make_dataset(client)
-    answered(append(client, dataset, NEXT), 201)
+    check_json(append(client, dataset, NEXT), 201)
     everything = [row | {"demand": float(row["demand"])} for row in [*ROWS, NEXT]]
     for limit in (1, 2, 3, 4, 6, 7, 8):
         items, answers = read_back(client, dataset, limit=limit)
@@ -322,15 +322,15 @@ def test_rows_are_read_back_in_pages_in_the_format_of_requests(
         assert {answer["revision"] for answer in answers} == {2}
     assert read_back(client, dataset, revision=1)[0] == everything[:6]
     again = create_dataset(client, **OPTIONS | {"rows": items})
-    assert again["columns"] == answered(client.get(f"/v1/datasets/{dataset['id']}"))["columns"]
+    assert again["columns"] == check_json(client.get(f"/v1/datasets/{dataset['id']}"))["columns"]
 
 
 def test_pagination_stays_on_its_first_revision(client: TestClient) -> None:
     dataset = make_dataset(client)
     path = f"/v1/datasets/{dataset['id']}/rows"
-    first = answered(client.get(path, params={"limit": 5}))
-    answered(append(client, dataset, NEXT), 201)
-    rest = answered(client.get(path, params={"limit": 5, "cursor": first["next_cursor"]}))
+    first = check_json(client.get(path, params={"limit": 5}))
+    check_json(append(client, dataset, NEXT), 201)
+    rest = check_json(client.get(path, params={"limit": 5, "cursor": first["next_cursor"]}))
     assert (len(rest["items"]), rest["next_cursor"], rest["revision"]) == (1, None, 1)
 
 
@@ -359,18 +359,18 @@ def test_times_are_read_back_as_text_and_periods_as_numbers(client: TestClient) 
 )
 def test_an_invalid_page_is_refused(client: TestClient, query: Json, pointer: str) -> None:
     dataset = make_dataset(client)
-    answer = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params=query), 422)
+    answer = check_json(client.get(f"/v1/datasets/{dataset['id']}/rows", params=query), 422)
     assert answer["errors"][0]["pointer"] == pointer
 
 
 def test_a_cursor_beyond_the_end_gives_no_rows(client: TestClient) -> None:
     dataset = make_dataset(client)
-    answer = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"cursor": "1.0.900"}))
+    answer = check_json(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"cursor": "1.0.900"}))
     assert (answer["items"], answer["next_cursor"]) == ([], None)
 
 
 def test_an_uploaded_data_set_accepts_uploaded_rows(client: TestClient) -> None:
-    dataset = answered(upload(client, b"day;demand\n1;4,99\n2;5,25\n", time="day"), 201)
+    dataset = check_json(upload(client, b"day;demand\n1;4,99\n2;5,25\n", time="day"), 201)
     files = {"file": ("more.csv", b"day;demand\n3;1,5\n")}
-    answered(client.post(f"/v1/datasets/{dataset['id']}/rows/upload", files=files), 201)
+    check_json(client.post(f"/v1/datasets/{dataset['id']}/rows/upload", files=files), 201)
     assert [row["demand"] for row in read_back(client, dataset)[0]] == [4.99, 5.25, 1.5]

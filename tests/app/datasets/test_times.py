@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from app.datasets import service
 from app.db.engine import transaction
-from tests.support.journey import Json, answered, create_dataset, upload
+from tests.support.journey import Json, check_json, create_dataset, upload
 
 START = date(2024, 1, 1)
 
@@ -71,7 +71,7 @@ def test_the_format_of_times_is_recognised(client: TestClient, written_as: str) 
     from_json = make_dataset(client, times)
     assert time_of(from_json) == expected
     content = "when,demand\n" + "".join(f"{time},{5 + index % 7}\n" for index, time in enumerate(times))
-    from_csv = answered(upload(client, content.encode(), time="when"), 201)
+    from_csv = check_json(upload(client, content.encode(), time="when"), 201)
     assert from_csv["columns"] == from_json["columns"]
     kind = pa.int64() if written_as == "period" else pa.timestamp("s")
     for dataset in (from_json, from_csv):
@@ -94,9 +94,9 @@ def test_parquet_dates_and_timestamps_are_times(client: TestClient) -> None:
     aware = [moment.replace(tzinfo=UTC) for moment in moments]
     zoned = parquet({"when": pa.array(aware, pa.timestamp("ms", "Europe/Berlin")), "demand": demand})
     midnights = parquet({"when": pa.array(days(4)).cast(pa.timestamp("us")), "demand": demand})
-    found = [time_of(answered(upload(client, content, time="when"), 201)) for content in (as_dates, midnights)]
+    found = [time_of(check_json(upload(client, content, time="when"), 201)) for content in (as_dates, midnights)]
     assert [(entry["format"], entry["last"]) for entry in found] == [("iso date", "2024-01-04")] * 2
-    found = [time_of(answered(upload(client, content, time="when"), 201)) for content in (naive, zoned)]
+    found = [time_of(check_json(upload(client, content, time="when"), 201)) for content in (naive, zoned)]
     assert [(entry["format"], entry["zone"], entry["first"]) for entry in found] == [
         ("iso datetime", "", "2024-01-01T00:30:00"),
         ("iso datetime", "UTC", "2024-01-01T00:30:00"),
@@ -182,7 +182,7 @@ def test_long_tables_store_time_and_keys_first_and_need_no_contexts(client: Test
         f"{r['when']},{r['store']},{r['item']},{r['demand']}\n" for r in rows
     )
     form = {"time": "when", "series": "store,item", "lead": "3"}
-    uploaded = answered(upload(client, content.encode(), **form), 201)
+    uploaded = check_json(upload(client, content.encode(), **form), 201)
     assert stored_table(uploaded).equals(table)
     assert {key: uploaded[key] for key in ("lead", "digest")} == {key: dataset[key] for key in ("lead", "digest")}
 
@@ -226,14 +226,14 @@ REFUSED = {
 def test_unusable_times_are_refused_with_their_row(client: TestClient, name: str) -> None:
     times, says = REFUSED[name]
     body = {"name": "d", "outcomes": ["demand"], "time": "when", "rows": sales(times, x=1)}
-    answer = answered(client.post("/v1/datasets", json=body), 422)
+    answer = check_json(client.post("/v1/datasets", json=body), 422)
     assert re.search(says, answer["detail"]), answer["detail"]
 
 
 def test_a_time_may_occur_once_per_series(client: TestClient) -> None:
     rows = [{"when": 1, "shop": shop, "demand": 1} for shop in ("a", "b", "a")]
     body = {"name": "d", "outcomes": ["demand"], "time": "when", "series": ["shop"], "rows": rows}
-    answer = answered(client.post("/v1/datasets", json=body), 422)
+    answer = check_json(client.post("/v1/datasets", json=body), 422)
     assert "row 2, column 'when': the same time and series (1) as row 0" in answer["detail"]
 
 
@@ -253,17 +253,17 @@ def test_a_time_may_occur_once_per_series(client: TestClient) -> None:
 )
 def test_contradictory_roles_are_refused(client: TestClient, changes: Json, pointer: str) -> None:
     body = {"name": "d", "outcomes": ["demand"], "rows": sales(["2024-01-01", "2024-01-02"], x=1)} | changes
-    answer = answered(client.post("/v1/datasets", json=body), 422)
+    answer = check_json(client.post("/v1/datasets", json=body), 422)
     assert [error["pointer"] for error in answer["errors"]] == [pointer]
 
 
 @pytest.mark.parametrize("texts", [["2024-01-01", "2024-01-02"], ["1.1.2024", "2.1.2024"], ["2024-01-01 06:00"] * 2])
 def test_dates_are_no_category_unless_listed_as_categorical(client: TestClient, texts: list[str]) -> None:
     body = {"name": "d", "outcomes": ["demand"], "rows": sales(texts, x=1)}
-    assert "name it as time" in answered(client.post("/v1/datasets", json=body), 422)["detail"]
+    assert "name it as time" in check_json(client.post("/v1/datasets", json=body), 422)["detail"]
     dates = parquet({"when": pa.array(days(2)), "demand": [1, 2]})
-    assert "name it as time" in answered(upload(client, dates), 422)["detail"]
-    assert answered(upload(client, dates, categorical="when"), 201)["columns"][0]["kind"] == "categorical"
+    assert "name it as time" in check_json(upload(client, dates), 422)["detail"]
+    assert check_json(upload(client, dates, categorical="when"), 201)["columns"][0]["kind"] == "categorical"
     dataset = create_dataset(client, outcomes=["demand"], categorical=["when"], rows=body["rows"])
     assert dataset["columns"][0]["kind"] == "categorical"
 
@@ -272,17 +272,17 @@ def test_the_number_of_series_is_limited(client: TestClient, settings: Any) -> N
     settings(max_series=3)
     rows = [{"when": 1, "shop": shop, "item": item, "demand": 1} for shop in (1, 2) for item in (1, 2)]
     body = {"name": "d", "outcomes": ["demand"], "time": "when", "series": ["shop", "item"], "rows": rows}
-    assert "4 series, more than 3 (BCO_MAX_SERIES)" in answered(client.post("/v1/datasets", json=body), 422)["detail"]
+    assert "4 series, more than 3 (BCO_MAX_SERIES)" in check_json(client.post("/v1/datasets", json=body), 422)["detail"]
 
 
 def test_up_to_twenty_errors_are_listed_at_once(client: TestClient) -> None:
     rows = [{"when": "today", "x": 1, "demand": "many"} for _ in range(3)]
     body: Json = {"name": "d", "outcomes": ["demand"], "time": "when", "rows": rows}
-    answer = answered(client.post("/v1/datasets", json=body), 422)
+    answer = check_json(client.post("/v1/datasets", json=body), 422)
     expected = [f"#/rows/{row}/{name}" for name in ("when", "demand") for row in range(3)]
     assert [error["pointer"] for error in answer["errors"]] == expected
     assert answer["detail"].endswith("(and 5 more)")
     body["rows"] = rows * 10
-    answer = answered(client.post("/v1/datasets", json=body), 422)
+    answer = check_json(client.post("/v1/datasets", json=body), 422)
     assert len(answer["errors"]) == 20
     assert answer["detail"].endswith("(and 59 more)")

@@ -18,7 +18,7 @@ from httpx import Response
 from starlette.testclient import TestClient
 
 from app.datasets import reader
-from tests.support.journey import answered, learned, upload
+from tests.support.journey import check_json, learn_posterior, upload
 from tests.support.polling import crowding
 
 
@@ -143,17 +143,17 @@ def test_control_characters_in_names_and_categories_are_refused(client: TestClie
         {"name": "n", "outcomes": ["demand"], "rows": [{odd: 1, "demand": 1}, {odd: 2, "demand": 2}]},
         {"name": "n", "outcomes": ["demand"], "rows": [{"x": odd, "demand": 1}, {"x": "b", "demand": 2}]},
     ):
-        answer = answered(client.post("/v1/datasets", json=body), 422)
+        answer = check_json(client.post("/v1/datasets", json=body), 422)
         assert "control or bidirectional" in answer["detail"]
 
 
 def test_joined_emoji_and_other_scripts_are_accepted(client: TestClient) -> None:
     content = "shop,demand\n👩\u200d🍳,1\nמאפייה,2\nخبز,3\n"
-    categories = answered(upload(client, content.encode()), 201)["columns"][0]["categories"]
+    categories = check_json(upload(client, content.encode()), 201)["columns"][0]["categories"]
     assert categories == sorted(["👩\u200d🍳", "מאפייה", "خبز"])
 
 
 def test_batch_files_have_the_same_limits(client: TestClient, bomb: bytes) -> None:
-    path = f"/v1/posteriors/{learned(client)['id']}/batch-prescriptions/upload"
+    path = f"/v1/posteriors/{learn_posterior(client)['id']}/batch-prescriptions/upload"
     assert_refused(client.post(path, files={"file": ("contexts", bomb)}), 422, "BCO_MAX_CELLS")
     assert_refused(client.post(path, files={"file": ("contexts", b"a,b\n1,2\n1\n")}), 422, "line 3 has 1 values")

@@ -19,7 +19,7 @@ from app.child_processes import InvalidFile
 from app.datasets import service, unpack
 from app.datasets.unpack import Limits
 from app.db.engine import transaction
-from tests.support.journey import Json, answered, learned, upload
+from tests.support.journey import Json, check_json, learn_posterior, upload
 from tests.support.workbooks import sheet, workbook
 
 HEADER = ["day", "shop", "promotion", "price", "demand"]
@@ -42,14 +42,14 @@ def stored_columns(dataset: Json) -> dict[str, list[Any]]:
 
 
 def refusal(client: TestClient, content: bytes, status: int = 422, **form: str) -> str:
-    answer = answered(upload(client, content, **form), status)
+    answer = check_json(upload(client, content, **form), status)
     assert [error["pointer"] for error in answer["errors"]] == ["#/file"]
     detail: str = answer["detail"]
     return detail
 
 
 def test_a_workbook_gives_the_same_rows_as_other_files(client: TestClient) -> None:
-    dataset = answered(upload(client, book([HEADER, *ROWS]), time="day"), 201)
+    dataset = check_json(upload(client, book([HEADER, *ROWS]), time="day"), 201)
     assert stored_columns(dataset) == {
         "day": [datetime(2024, 1, day) for day in (1, 2, 3)],
         "shop": ["a", "b", "a"],
@@ -64,14 +64,14 @@ def test_a_workbook_gives_the_same_rows_as_other_files(client: TestClient) -> No
 def test_timestamps_are_read_to_the_second(client: TestClient) -> None:
     moments = [datetime(2024, 1, 1) + timedelta(minutes=20 * index) for index in range(80)]
     rows = [[moment, index] for index, moment in enumerate(moments)]
-    dataset = answered(upload(client, book([["when", "demand"], *rows]), time="when"), 201)
+    dataset = check_json(upload(client, book([["when", "demand"], *rows]), time="when"), 201)
     assert stored_columns(dataset)["when"] == moments
     assert (dataset["columns"][0]["unit"], dataset["columns"][0]["step"]) == ("minute", 20)
 
 
 def test_a_sheet_can_be_chosen_by_name(client: TestClient) -> None:
     content = workbook({"notes": sheet([["read me"]]), "data": sheet([HEADER, *ROWS])})
-    assert answered(upload(client, content, sheet="data", time="day"), 201)["rows"] == 3
+    assert check_json(upload(client, content, sheet="data", time="day"), 201)["rows"] == 3
     assert "its sheets are notes, data" in refusal(client, content, sheet="sesame")
 
 
@@ -83,12 +83,12 @@ def test_errors_use_the_row_numbers_of_the_workbook(client: TestClient) -> None:
 
 def test_trailing_empty_columns_and_rows_are_ignored(client: TestClient) -> None:
     rows = [["x", None, "demand"], [1, None, 2], [3, " ", 4], [None, None, None], ["", "", None]]
-    assert stored_columns(answered(upload(client, book(rows)), 201)) == {"x": [1.0, 3.0], "demand": [2.0, 4.0]}
+    assert stored_columns(check_json(upload(client, book(rows)), 201)) == {"x": [1.0, 3.0], "demand": [2.0, 4.0]}
 
 
 def test_empty_cells_and_errors_are_missing(client: TestClient) -> None:
     rows = [["x", "demand"], [1, 2], [None, 3], ["#N/A", 4], ["NA", 5], [6, 6]]
-    dataset = answered(upload(client, book(rows), missing="drop"), 201)
+    dataset = check_json(upload(client, book(rows), missing="drop"), 201)
     assert (dataset["columns"][0]["missing"], stored_columns(dataset)["x"]) == (3, [1.0, 6.0])
 
 
@@ -110,7 +110,7 @@ def test_columns_with_mixed_cells_become_text(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_batch_accepts_a_workbook(client: TestClient) -> None:
-    path = f"/v1/posteriors/{learned(client)['id']}/batch-prescriptions/upload"
+    path = f"/v1/posteriors/{learn_posterior(client)['id']}/batch-prescriptions/upload"
     header = ["weekday", "temperature", "rain", "promotion", "holiday", "on"]
     content = book([header, ["SAT", 21.5, 0, 1, 0, date(2024, 1, 6)]])
     assert client.post(path, files={"file": ("contexts.xlsx", content)}).status_code == 202

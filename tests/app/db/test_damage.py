@@ -17,13 +17,13 @@ from app.db.tables import DatasetChunkRow, JobPartRow, PosteriorBlockRow
 from app.jobs import compute, parts, service
 from app.jobs.kinds import prescribe as batches
 from app.main import create_app
-from tests.support.journey import CONTEXTS, Json, answered, create_dataset, learn, learned
+from tests.support.journey import CONTEXTS, Json, check_json, create_dataset, learn, learn_posterior
 from tests.support.polling import wait_until
 
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client)
+    return learn_posterior(client)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def batch(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) 
     """A succeeded batch of several parts."""
     monkeypatch.setattr(batches, "_MOST_ROWS_AT_ONCE", 20)
     body = {"dataset_id": create_dataset(client)["id"]}
-    job_id: str = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)["id"]
+    job_id: str = check_json(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)["id"]
     with transaction() as session:
         seqs = session.scalars(sa.select(JobPartRow.seq).where(JobPartRow.job_id == job_id)).all()
     assert len(seqs) == 3
@@ -58,14 +58,14 @@ def test_a_result_with_a_damaged_part_is_refused_before_sending(client: TestClie
 
 
 def test_a_damaged_posterior_or_data_set_is_reported_as_damaged(client: TestClient) -> None:
-    posterior = learned(client)
+    posterior = learn_posterior(client)
     with transaction() as session:
         session.execute(
             sa.update(PosteriorBlockRow).where(PosteriorBlockRow.posterior_id == posterior["id"]).values(data=b"x")
         )
     assert_damaged(client.get(f"/v1/posteriors/{posterior['id']}/particles"))
     assert_damaged(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": CONTEXTS[:1]}))
-    dataset, whole = create_dataset(client), learned(client)
+    dataset, whole = create_dataset(client), learn_posterior(client)
     with transaction() as session:
         session.execute(sa.update(DatasetChunkRow).where(DatasetChunkRow.dataset_id == dataset["id"]).values(data=b"x"))
     body = {"dataset_id": dataset["id"]}

@@ -24,8 +24,8 @@ from app.pages.render import signed
 from app.posteriors import portable
 from bco_core.progress import no_progress
 from tests.app.datasets.test_histories import learned_from, shops
-from tests.support.backtesting import asked, finished, prepared
-from tests.support.journey import CONTEXTS, QUICK, Json, answered, create_job, learn, learned, prescribe
+from tests.support.backtesting import backtest_body, create_shop, run_backtest
+from tests.support.journey import CONTEXTS, QUICK, Json, check_json, create_job, learn, learn_posterior, prescribe
 from tests.support.pages import another_browser, look, words
 
 PATCH: Json = {"items": {"croissants": {"underage_cost": 9.0}}}
@@ -40,7 +40,7 @@ JOBS = sa.table("jobs", sa.column("id"), sa.column("spec", sa.JSON), sa.column("
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, inference=QUICK | {"particles": 60})
+    return learn_posterior(client, inference=QUICK | {"particles": 60})
 
 
 def rename_fields(fields: Json, names: dict[str, str]) -> Json:
@@ -49,7 +49,7 @@ def rename_fields(fields: Json, names: dict[str, str]) -> Json:
 
 def post(client: TestClient, posterior: Json, kind: str, **changes: Any) -> Json:
     body = {"contexts": CONTEXTS[:2]} | changes
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/{kind}", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/{kind}", json=body))
     assert client.app.state.log.flush(10)  # type: ignore[attr-defined]
     return answer
 
@@ -85,11 +85,11 @@ def store_older_copy(client: TestClient, answer: Json) -> tuple[str, bytes]:
 @pytest.mark.parametrize("patch", [None, PATCH])
 def test_an_older_prescription_reproduces(client: TestClient, posterior: Json, patch: Json | None) -> None:
     identifier, sent = store_older_copy(client, post(client, posterior, "prescribe", problem_patch=patch))
-    record = answered(client.get(f"/v1/prescriptions/{identifier}"))
+    record = check_json(client.get(f"/v1/prescriptions/{identifier}"))
     assert record["answer"] == orjson.loads(sent)
     assert record["request"]["problem_patch"] == patch
     assert "problem" not in record["request"]
-    again = answered(client.post(f"/v1/prescriptions/{identifier}/reproduce"))
+    again = check_json(client.post(f"/v1/prescriptions/{identifier}/reproduce"))
     assert (again["identical"], again["differences"]) == (True, [])
 
 
@@ -98,9 +98,9 @@ def test_an_older_evaluation_reproduces_and_is_shown(client: TestClient, posteri
     answer = post(client, posterior, "evaluate", alternatives=alternatives, problem_patch=PATCH)
     identifier, sent = store_older_copy(client, answer)
     assert b'"regret":' in sent
-    record = answered(client.get(f"/v1/prescriptions/{identifier}"))
+    record = check_json(client.get(f"/v1/prescriptions/{identifier}"))
     assert record["answer"] == orjson.loads(sent), "an answer is kept as it was sent"
-    again = answered(client.post(f"/v1/prescriptions/{identifier}/reproduce"))
+    again = check_json(client.post(f"/v1/prescriptions/{identifier}/reproduce"))
     assert (again["identical"], again["differing"]) == (True, 0)
     assert "extra_cost" in again["answer"]["evaluations"][0]["alternatives"][0]
     page = look(another_browser(client), f"/log/{identifier}")
@@ -112,8 +112,8 @@ def test_a_patch_of_an_older_prescription_counts_for_its_outcome(client: TestCli
     answer = post(client, posterior, "prescribe", problem_patch=PATCH)
     identifier, _ = store_older_copy(client, answer)
     rows = [{"index": 0, "outcomes": {"croissants": 900.0, "loaves": 55.0}, "actual_decision": {"croissants": 1.0}}]
-    now = answered(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json={"rows": rows}))
-    then = answered(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"rows": rows}))
+    now = check_json(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json={"rows": rows}))
+    then = check_json(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"rows": rows}))
     assert then["rows"][0]["realised_cost"] == now["rows"][0]["realised_cost"] > 9 * 500
 
 
@@ -136,22 +136,22 @@ def rename_job_fields(job_id: str) -> None:
 def test_an_older_learning_job_is_shown_and_can_be_rerun(client: TestClient) -> None:
     job = create_job(client, seed=3)
     rename_job_fields(job["id"])
-    shown = answered(client.get(f"/v1/jobs/{job['id']}"))
+    shown = check_json(client.get(f"/v1/jobs/{job['id']}"))
     assert shown["spec"] == job["spec"]
     assert "vi" in words(look(another_browser(client), f"/jobs/{job['id']}"))
-    answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
-    answered(client.post(f"/v1/jobs/{job['id']}/retry"), 202)
+    check_json(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
+    check_json(client.post(f"/v1/jobs/{job['id']}/retry"), 202)
     ended = learn(client, job["id"])
     assert ended["state"] == "succeeded", ended["error"]
-    same = learned(client, seed=3, problem_id=job["problem_id"], dataset_id=job["dataset_id"])
-    assert answered(client.get(f"/v1/posteriors/{ended['posterior_id']}"))["digest"] == same["digest"]
+    same = learn_posterior(client, seed=3, problem_id=job["problem_id"], dataset_id=job["dataset_id"])
+    assert check_json(client.get(f"/v1/posteriors/{ended['posterior_id']}"))["digest"] == same["digest"]
 
 
 def test_an_older_batch_keeps_its_patch(client: TestClient, posterior: Json) -> None:
     body = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": posterior["dataset_id"]}
-    job = answered(client.post("/v1/jobs", json=body | {"problem_patch": PATCH}), 202)
+    job = check_json(client.post("/v1/jobs", json=body | {"problem_patch": PATCH}), 202)
     rename_job_fields(job["id"])
-    assert answered(client.get(f"/v1/jobs/{job['id']}"))["spec"]["problem_patch"] == PATCH
+    assert check_json(client.get(f"/v1/jobs/{job['id']}"))["spec"]["problem_patch"] == PATCH
     with transaction() as session:
         given = KINDS["prescribe"].read(session.get_one(JobRow, job["id"]))
         part = session.get_one(JobPartRow, (job["id"], 0))
@@ -161,9 +161,9 @@ def test_an_older_batch_keeps_its_patch(client: TestClient, posterior: Json) -> 
 
 
 def test_an_older_backtest_shows_its_results(client: TestClient) -> None:
-    job = finished(client, asked(prepared(client), baselines=["constant"]))
+    job = run_backtest(client, backtest_body(create_shop(client), baselines=["constant"]))
     path = f"/v1/jobs/{job['id']}/backtest/over-time"
-    drawn = answered(client.get(path))
+    drawn = check_json(client.get(path))
     rename_job_fields(job["id"])
     with transaction() as session:
         for part in session.scalars(sa.select(JobPartRow).where(JobPartRow.job_id == job["id"])):
@@ -173,16 +173,16 @@ def test_an_older_backtest_shows_its_results(client: TestClient) -> None:
                 table.set_column(table.column_names.index("policy"), "policy", pa.array(names, pa.string()))
             )
             part.result_sha256 = checksum(part.result)
-    shown = answered(client.get(f"/v1/jobs/{job['id']}"))
+    shown = check_json(client.get(f"/v1/jobs/{job['id']}"))
     assert (shown["spec"], shown["summary"]) == (job["spec"], job["summary"])
     assert shown["summary"]["against"] == "actual_decision"
-    assert answered(client.get(path)) == drawn
+    assert check_json(client.get(path)) == drawn
     page = look(another_browser(client), f"/backtests/{job['id']}")
     assert "the decisions actually taken" in words(page)
 
 
 def test_a_part_of_an_older_backtest_is_computed(client: TestClient) -> None:
-    job = answered(client.post("/v1/jobs", json=asked(prepared(client), baselines=["constant"])), 202)
+    job = check_json(client.post("/v1/jobs", json=backtest_body(create_shop(client), baselines=["constant"])), 202)
     rename_job_fields(job["id"])
     with transaction() as session:
         given = KINDS["backtest"].read(session.get_one(JobRow, job["id"]))
@@ -231,14 +231,14 @@ def test_an_older_exported_posterior_can_be_imported(client: TestClient, tmp_pat
 def test_a_request_with_a_former_name_is_refused(
     client: TestClient, posterior: Json, path: str, body: Json, field: str
 ) -> None:
-    refusal = answered(client.post(path.format(id=posterior["id"]), json=body), 422)
+    refusal = check_json(client.post(path.format(id=posterior["id"]), json=body), 422)
     assert refusal["errors"] == [{"pointer": f"#/{field}", "detail": "Extra inputs are not permitted"}]
     assert refusal["detail"] == f"#/{field}: Extra inputs are not permitted"
 
 
 def test_nested_fields_and_forms_refuse_former_names_too(client: TestClient, posterior: Json) -> None:
     body = {"kind": "backtest", "problem_id": "p", "dataset_id": "d", "ours": [{"posterior": {"method": "vi"}}]}
-    assert answered(client.post("/v1/jobs", json=body), 422)["errors"][0]["pointer"] == "#/ours/0/posterior"
+    assert check_json(client.post("/v1/jobs", json=body), 422)["errors"][0]["pointer"] == "#/ours/0/posterior"
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
     form = client.post(path, data={"problem": json.dumps(PATCH)}, files={"file": ("a.csv", b"weekday\nSAT\n")})
-    assert answered(form, 422)["errors"][0]["pointer"] == "#/problem"
+    assert check_json(form, 422)["errors"][0]["pointer"] == "#/problem"

@@ -31,12 +31,12 @@ from tests.support.journey import (
     QUICK,
     ROWS,
     Json,
-    answered,
+    check_json,
     counts,
     create_dataset,
     create_job,
     create_problem,
-    learned,
+    learn_posterior,
     upload,
 )
 
@@ -75,7 +75,7 @@ def world(client: TestClient) -> World:
         dataset=dataset,
         few_rows=create_dataset(client, rows=ROWS[:9]),
         other_outcomes=create_dataset(client, outcomes=["croissants"], contexts=["temperature"]),
-        posterior=learned(client, **ids),
+        posterior=learn_posterior(client, **ids),
         queued=queued,
         running=running,
         failed=failed,
@@ -705,7 +705,7 @@ def test_the_unmodified_requests_of_the_table_are_valid(client: TestClient, worl
 def test_cancelling_a_succeeded_job_is_refused_and_keeps_its_result(client: TestClient, world: World) -> None:
     response = client.post(f"/v1/jobs/{world.posterior['job_id']}/cancel")
     assert_refused(response, Case(call("POST", "queued"), 409, says="already succeeded"))
-    assert answered(client.get(f"/v1/posteriors/{world.posterior['id']}")) == world.posterior
+    assert check_json(client.get(f"/v1/posteriors/{world.posterior['id']}")) == world.posterior
 
 
 def test_a_job_in_use_by_its_posterior_is_not_deleted(client: TestClient, world: World) -> None:
@@ -865,4 +865,4 @@ def test_a_posterior_that_cannot_be_written_leaves_its_job_running(
         compute.run(made["id"], attempt)
     # The job's log may have grown.
     assert counts() | {"job_log": 0} == before | {"job_log": 0}
-    assert answered(client.get(f"/v1/jobs/{made['id']}"))["state"] == "running"
+    assert check_json(client.get(f"/v1/jobs/{made['id']}"))["state"] == "running"

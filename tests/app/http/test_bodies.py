@@ -23,7 +23,7 @@ from app.http.middleware import SMALL_BODY, BodyLimit
 from app.http.schemas import MOST_MISTAKES
 from app.keys import service as keys
 from app.main import create_app
-from tests.support.journey import OUTCOMES, ROWS, answered
+from tests.support.journey import OUTCOMES, ROWS, check_json
 
 ROUTES = [
     ("/v1/jobs", "read"),
@@ -92,9 +92,9 @@ def test_an_idempotent_answer_is_not_replayed_without_the_scope(
     client: TestClient, with_scope: Callable[[str], dict[str, str]]
 ) -> None:
     once, body = {"Idempotency-Key": uuid4().hex}, example_problem()
-    first = answered(client.post("/v1/problems", json=body, headers=with_scope("train") | once), 201)
+    first = check_json(client.post("/v1/problems", json=body, headers=with_scope("train") | once), 201)
     assert client.post("/v1/problems", json=body, headers=with_scope("read") | once).status_code == 403
-    again = answered(client.post("/v1/problems", json=body, headers=with_scope("train") | once), 201)
+    again = check_json(client.post("/v1/problems", json=body, headers=with_scope("train") | once), 201)
     assert again == first
 
 
@@ -199,14 +199,14 @@ def test_json_has_its_own_size_limit(client: TestClient, settings: Callable[...,
     assert_refused(post(client, "/v1/datasets", b" " * 1_000_001), 413, "at most 1 MB")
     form = {"name": "days", "outcomes": ",".join(OUTCOMES)}
     table = "\n".join([",".join(ROWS[0]), *(",".join(map(str, row.values())) for row in ROWS)]) + "\n" * 1_000_001
-    answered(client.post("/v1/datasets/upload", data=form, files={"file": ("days.csv", table.encode())}), 201)
+    check_json(client.post("/v1/datasets/upload", data=form, files={"file": ("days.csv", table.encode())}), 201)
 
 
 def test_json_has_a_limited_number_of_values(client: TestClient, settings: Callable[..., None]) -> None:
     settings(max_json_values=1000)
     for content in (b"[1," * 600, b'{"a":' * 1001, b"1," * 1001):
         assert_refused(post(client, "/v1/datasets", content), 413, "BCO_MAX_JSON_VALUES")
-    answered(client.post("/v1/problems", json=example_problem()), 201)
+    check_json(client.post("/v1/problems", json=example_problem()), 201)
 
 
 def test_json_has_a_limited_depth(client: TestClient) -> None:

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
-from tests.support.journey import FUND, Json, answered, create_dataset, create_problem, learned
+from tests.support.journey import FUND, Json, check_json, create_dataset, create_problem, learn_posterior
 
 METHODS = ("get", "post", "put", "patch", "delete")
 QUALITIES = ("ok", "warn", "bad")
@@ -21,7 +21,7 @@ def list_ids(client: TestClient, path: str, **only: str) -> list[str]:
     found: list[str] = []
     query: Json = {"limit": 2, **only}
     while True:
-        answer = answered(client.get(path, params=query))
+        answer = check_json(client.get(path, params=query))
         found += [item["id"] for item in answer["items"]]
         if answer["next_cursor"] is None:
             return found
@@ -34,13 +34,13 @@ def list_ids(client: TestClient, path: str, **only: str) -> list[str]:
 
 def test_no_endpoint_ignores_an_unknown_query_parameter(client: TestClient) -> None:
     seen = 0
-    for path, entry in answered(client.get("/openapi.json"))["paths"].items():
+    for path, entry in check_json(client.get("/openapi.json"))["paths"].items():
         for method in METHODS:
             if method not in entry or not path.startswith("/v1/"):
                 continue
             known = [found["name"] for found in entry[method].get("parameters", []) if found["in"] == "query"]
             response = client.request(method, re.sub(r"{\w+}", "x", path), params={"problem_idd": "prob_x"})
-            problem = answered(response, 422)
+            problem = check_json(response, 422)
             assert response.headers["content-type"] == "application/problem+json"
             assert [error["pointer"] for error in problem["errors"]] == ["#/query/problem_idd"], (method, path)
             assert (f"it accepts {', '.join(known)}" if known else "it accepts none") in problem["detail"]
@@ -49,7 +49,7 @@ def test_no_endpoint_ignores_an_unknown_query_parameter(client: TestClient) -> N
 
 
 def test_exactly_the_unknown_parameters_are_named(client: TestClient) -> None:
-    problem = answered(client.get("/v1/jobs?statte=queued&limit=3&of=me&of=you"), 422)
+    problem = check_json(client.get("/v1/jobs?statte=queued&limit=3&of=me&of=you"), 422)
     assert [error["pointer"] for error in problem["errors"]] == ["#/query/statte", "#/query/of"]
 
 
@@ -64,12 +64,12 @@ def test_pages_and_health_checks_accept_any_query(client: TestClient) -> None:
 @pytest.fixture(scope="module")
 def posteriors(client: TestClient) -> list[Json]:
     """Six posteriors with two names, oldest first, two of each quality."""
-    made = [learned(client, name="bread" if number % 2 else "cake") for number in range(6)]
+    made = [learn_posterior(client, name="bread" if number % 2 else "cake") for number in range(6)]
     with transaction() as session:
         for number, posterior in enumerate(made):
             row = session.get_one(PosteriorRow, posterior["id"])
             row.diagnostics = row.diagnostics | {"quality": QUALITIES[number // 2]}
-    return [answered(client.get(f"/v1/posteriors/{posterior['id']}")) for posterior in made]
+    return [check_json(client.get(f"/v1/posteriors/{posterior['id']}")) for posterior in made]
 
 
 def ids(objects: list[Json]) -> list[str]:
@@ -128,9 +128,9 @@ def test_problems_can_be_filtered_by_name_and_kind(client: TestClient) -> None:
     ],
 )
 def test_an_invalid_filter_is_refused_with_a_pointer(client: TestClient, path: str, wrong: dict[str, Any]) -> None:
-    problem = answered(client.get(path, params=wrong), 422)
+    problem = check_json(client.get(path, params=wrong), 422)
     assert problem["errors"][0]["pointer"] == f"#/query/{next(iter(wrong))}"
 
 
 def test_an_unknown_kind_is_refused_with_the_known_kinds(client: TestClient) -> None:
-    assert "newsvendor" in answered(client.get("/v1/problems", params={"kind": "dance"}), 422)["detail"]
+    assert "newsvendor" in check_json(client.get("/v1/problems", params={"kind": "dance"}), 422)["detail"]

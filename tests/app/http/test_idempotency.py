@@ -24,7 +24,7 @@ from app.http import idempotency, security
 from app.keys import service as keys
 from app.main import create_app
 from app.problems import check as problems
-from tests.support.journey import OUTCOMES, QUICK, ROWS, Json, answered, counts, create_dataset, create_problem, learn
+from tests.support.journey import OUTCOMES, QUICK, ROWS, Json, check_json, counts, create_dataset, create_problem, learn
 
 CSV = as_csv(bakery_rows(60)).encode()
 
@@ -150,14 +150,14 @@ def test_keys_are_separate_per_workspace(client: TestClient, key: str, monkeypat
         text = keys.create("test", workspace, ["read", "train"], None)[1]
         headers = {"Authorization": f"Bearer {text}", "Idempotency-Key": key}
         for _ in range(2):
-            found.add(answered(client.post("/v1/problems", json=example_problem(), headers=headers), 201)["id"])
+            found.add(check_json(client.post("/v1/problems", json=example_problem(), headers=headers), 201)["id"])
     with transaction() as session:
         session.execute(sa.delete(KeyRow))
     assert len(found) == 2
 
 
 def test_prescribe_takes_no_idempotency_key(client: TestClient) -> None:
-    document = answered(client.get("/openapi.json"))
+    document = check_json(client.get("/openapi.json"))
     takers = {
         path
         for path, entry in document["paths"].items()

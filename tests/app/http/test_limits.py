@@ -25,12 +25,12 @@ from app.prescriptions import batching, service
 from app.prescriptions.admission import AdmissionLimit
 from app.prescriptions.context import PrescribeCall
 from app.problems import service as problems
-from tests.support.journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
+from tests.support.journey import CONTEXTS, Json, check_json, counts, learn_posterior, prescribe, upload
 
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client)
+    return learn_posterior(client)
 
 
 def assert_refused(response: Response, status: int, words: str, pointer: str | None = None) -> None:
@@ -120,7 +120,7 @@ def test_every_text_type_of_parquet_is_read(client: TestClient) -> None:
         pa.array(["SAT", "SUN", "SAT", None]).dictionary_encode(),
     ):
         content = parquet(pa.table({"day": values, "demand": [1, 2, 3, 4]}))
-        made = answered(upload(client, content, missing="drop"), 201)
+        made = check_json(upload(client, content, missing="drop"), 201)
         assert made["rows"] == 3
         assert made["columns"][0]["categories"] == ["SAT", "SUN"]
 

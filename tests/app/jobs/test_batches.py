@@ -29,18 +29,18 @@ from tests.support.journey import (
     QUICK,
     ROWS,
     Json,
-    answered,
+    check_json,
     counts,
     create_dataset,
     create_job,
-    learned,
+    learn_posterior,
     prescribe,
 )
 
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, predictor={"kind": "mlp", "hidden": [8]}, inference=QUICK, policy="averaged")
+    return learn_posterior(client, predictor={"kind": "mlp", "hidden": [8]}, inference=QUICK, policy="averaged")
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def upload(client: TestClient, posterior: Json, content: bytes, **form: str) -> 
 
 
 def submit(client: TestClient, posterior: Json, rows: list[Json] | None = None, **form: str) -> str:
-    job_id: str = answered(upload(client, posterior, as_csv(rows or CONTEXTS).encode(), **form), 202)["id"]
+    job_id: str = check_json(upload(client, posterior, as_csv(rows or CONTEXTS).encode(), **form), 202)["id"]
     return job_id
 
 
@@ -91,7 +91,7 @@ def run_batch(client: TestClient, job_id: str) -> Json:
     left = parts_of(job_id)
     watch_batch(job_id, start_batch(job_id), lambda: run_part(job_id, left.pop(0)))
     assert left == []
-    return answered(client.get(f"/v1/jobs/{job_id}"))
+    return check_json(client.get(f"/v1/jobs/{job_id}"))
 
 
 def download_result(client: TestClient, job_id: str, kind: str) -> pa.Table:
@@ -145,7 +145,7 @@ def test_a_batch_over_a_data_set_copies_its_outcomes(client: TestClient, posteri
     dataset = create_dataset(client)
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions"
     response = client.post(path, json={"dataset_id": dataset["id"], "scenarios": 20, "name": "all days"})
-    job = answered(response, 202)
+    job = check_json(response, 202)
     assert response.headers["Location"] == f"/v1/jobs/{job['id']}"
     assert (job["dataset_id"], job["name"], job["state"]) == (dataset["id"], "all days", "queued")
     table = download_result(client, run_batch(client, job["id"])["id"], "parquet")
@@ -156,10 +156,10 @@ def test_a_batch_over_a_data_set_copies_its_outcomes(client: TestClient, posteri
 def test_a_batch_by_post_jobs_equals_a_batch_by_its_posterior(client: TestClient, posterior: Json) -> None:
     dataset = create_dataset(client)
     body = {"dataset_id": dataset["id"], "scenarios": 20, "name": "all days", "time_limit_seconds": 600}
-    there = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
+    there = check_json(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
     job_body = {"kind": "prescribe", "posterior_id": posterior["id"]} | body
     response = client.post("/v1/jobs", json=job_body)
-    here = answered(response, 202)
+    here = check_json(response, 202)
     assert response.headers["Location"] == f"/v1/jobs/{here['id']}"
     assert {name for name in here if here[name] != there[name]} == {"id", "created_at"}
     assert here["posterior_id"] == here["spec"]["posterior_id"] == posterior["id"]
@@ -171,19 +171,19 @@ def test_a_batch_from_a_missing_object_is_refused_with_a_pointer(client: TestCli
     ids = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": create_dataset(client)["id"]}
     before = counts()
     for name, missing in (("posterior_id", "post_nowhere"), ("dataset_id", "data_nowhere")):
-        refusal = answered(client.post("/v1/jobs", json=ids | {name: missing}), 422)
+        refusal = check_json(client.post("/v1/jobs", json=ids | {name: missing}), 422)
         assert refusal["errors"][0]["pointer"] == f"#/{name}"
         assert f"GET /v1/{name.removesuffix('_id')}s" in refusal["detail"]
     assert counts() == before
     waiting = create_job(client)
-    refusal = answered(client.post("/v1/jobs", json=ids | {"posterior_id": waiting["posterior_id"]}), 409)
+    refusal = check_json(client.post("/v1/jobs", json=ids | {"posterior_id": waiting["posterior_id"]}), 409)
     assert f"job {waiting['id']} is queued" in refusal["detail"]
 
 
 def test_parquet_and_csv_contexts_are_decided_alike(client: TestClient, posterior: Json) -> None:
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(CONTEXTS), buffer)
-    first = run_batch(client, answered(upload(client, posterior, buffer.getvalue()), 202)["id"])
+    first = run_batch(client, check_json(upload(client, posterior, buffer.getvalue()), 202)["id"])
     second = run_batch(client, submit(client, posterior))
     decided = [
         download_result(client, job["id"], "parquet").column("decision.loaves").to_pylist() for job in (first, second)
@@ -203,7 +203,7 @@ def test_other_columns_are_copied_and_name_clashes_are_prefixed(client: TestClie
 
 def test_column_and_category_names_are_read_as_in_data_sets(client: TestClient, posterior: Json) -> None:
     text = "weekday;temperature;rain;promotion;holiday\nSAT; 21.5;0;1;0\nMON;4;6.5;0;0\n"
-    job = run_batch(client, answered(upload(client, posterior, text.encode()), 202)["id"])
+    job = run_batch(client, check_json(upload(client, posterior, text.encode()), 202)["id"])
     contexts = [
         {"weekday": "SAT", "temperature": 21.5, "rain": 0, "promotion": 1, "holiday": 0},
         {"weekday": "MON", "temperature": 4, "rain": 6.5, "promotion": 0, "holiday": 0},
@@ -247,7 +247,7 @@ def test_one_bad_row_is_refused_with_its_reason_and_the_others_are_decided(clien
     bad = ["SAT,warm,0,1,0", "FUNDAY,1,0,1,0", "SAT,,0,1,0", "SAT,1e80,0,1,0"]
     good = ["SAT,1,0,1,0", "MON,1,0,1,0", "TUE,4,0,1,0"]
     content = HEADER + "".join(f"{line}\n" for line in [good[0], *bad, *good[1:]])
-    job = run_batch(client, answered(upload(client, posterior, content.encode()), 202)["id"])
+    job = run_batch(client, check_json(upload(client, posterior, content.encode()), 202)["id"])
     assert job["state"] == "succeeded", job["error"]
     for kind in ("csv", "parquet"):
         found = download_result(client, job["id"], kind).to_pylist()
@@ -257,11 +257,11 @@ def test_one_bad_row_is_refused_with_its_reason_and_the_others_are_decided(clien
             assert row["decision.loaves"] is None
     table = download_result(client, job["id"], "parquet").take([0, 5, 6])
     alone = HEADER + "".join(f"{line}\n" for line in good)
-    undisturbed = run_batch(client, answered(upload(client, posterior, alone.encode()), 202)["id"])
+    undisturbed = run_batch(client, check_json(upload(client, posterior, alone.encode()), 202)["id"])
     assert table["decision.loaves"].to_pylist() == pytest.approx(
         download_result(client, undisturbed["id"], "parquet")["decision.loaves"].to_pylist()
     )
-    lines = answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]
+    lines = check_json(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]
     assert any("3 row(s) cannot be used" in line["text"] for line in lines)
 
 
@@ -294,7 +294,7 @@ def test_a_batch_counts_towards_the_queue_limit(
 
 def test_contexts_far_from_the_history_cause_a_warning_in_the_log(client: TestClient, posterior: Json) -> None:
     job_id = submit(client, posterior, [CONTEXTS[0] | {"temperature": 900.0}, CONTEXTS[1]])
-    texts = [line["text"] for line in answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]]
+    texts = [line["text"] for line in check_json(client.get(f"/v1/jobs/{job_id}/log"))["lines"]]
     assert any("'temperature' is far outside" in text and "1 context" in text for text in texts)
 
 
@@ -380,7 +380,7 @@ def test_a_worker_that_takes_over_a_batch_runs_only_the_missing_parts(client: Te
     watch_batch(job_id, first)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "running"
     watch_batch(job_id, second)
-    job = answered(client.get(f"/v1/jobs/{job_id}"))
+    job = check_json(client.get(f"/v1/jobs/{job_id}"))
     assert (job["state"], job["attempts"]) == ("succeeded", 2)
     assert download_result(client, job_id, "csv").num_rows == 60
 
@@ -389,7 +389,7 @@ def test_a_part_that_keeps_killing_its_worker_fails_the_batch(client: TestClient
     job_id = submit(client, posterior)
     start_batch(job_id)
     assert [parts.start(job_id, 4) for _ in range(4)] == [True, True, True, False]
-    job = answered(client.get(f"/v1/jobs/{job_id}"))
+    job = check_json(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
     assert "part 4: its worker died 3 times" in job["error"]
     assert not parts.is_wanted(job_id, 5)
@@ -462,7 +462,7 @@ def test_a_result_is_refused_until_the_batch_has_succeeded(client: TestClient, p
 
 
 def test_a_posterior_used_by_a_batch_cannot_be_deleted_before_it(client: TestClient) -> None:
-    made = learned(client)
+    made = learn_posterior(client)
     job_id = submit(client, made)
     refused = client.delete(f"/v1/posteriors/{made['id']}")
     assert refused.status_code == 409

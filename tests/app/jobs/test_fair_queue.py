@@ -25,12 +25,12 @@ from tests.support.journey import (
     CONTEXTS,
     QUICK,
     Json,
-    answered,
+    check_json,
     counts,
     create_dataset,
     create_job,
     create_problem,
-    learned,
+    learn_posterior,
 )
 
 OTHER = "other"
@@ -43,7 +43,7 @@ def ids(client: TestClient) -> Json:
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client)
+    return learn_posterior(client)
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_jobs_above_the_running_limit_wait_until_one_ends(
     assert second.id not in queued()
     recovery.requeue_lost()
     assert second.id not in queued()
-    answered(client.post(f"/v1/jobs/{first.id}/cancel"), 202)
+    check_json(client.post(f"/v1/jobs/{first.id}/cancel"), 202)
     assert second.id in queued()
 
 
@@ -165,7 +165,7 @@ def test_a_job_shows_its_estimated_duration(client: TestClient, ids: Json) -> No
     long = create_job(client, **ids, inference=chains)
     short = create_job(client, **ids)
     assert long["estimate_seconds"] > 3600 > 60 > short["estimate_seconds"] > 0
-    assert answered(client.get(f"/v1/jobs/{long['id']}"))["estimate_seconds"] == long["estimate_seconds"]
+    assert check_json(client.get(f"/v1/jobs/{long['id']}"))["estimate_seconds"] == long["estimate_seconds"]
 
 
 def test_a_slow_job_of_few_rows_waits_for_short_ones_and_so_does_its_rerun(client: TestClient, ids: Json) -> None:
@@ -183,7 +183,7 @@ def test_a_slow_job_of_few_rows_waits_for_short_ones_and_so_does_its_rerun(clien
 
 def send(client: TestClient, posterior: Json, contexts: list[Json], **form: str) -> Json:
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
-    return answered(client.post(path, data=form, files={"file": ("contexts", as_csv(contexts).encode())}), 202)
+    return check_json(client.post(path, data=form, files={"file": ("contexts", as_csv(contexts).encode())}), 202)
 
 
 def test_a_batch_has_a_bounded_number_of_parts(
@@ -256,7 +256,7 @@ def test_parts_of_a_cancelled_job_leave_the_queue_at_once(client: TestClient, id
         attempt = service.start(each.id)
         assert attempt is not None
         assert parts.offer(each.id, attempt)
-    answered(client.post(f"/v1/jobs/{job.id}/cancel"), 202)
+    check_json(client.post(f"/v1/jobs/{job.id}/cancel"), 202)
     left = [workflow.workflow_id for workflow in queue.client().list_queued_workflows(queue_name=queue.PARTS)]
     assert sorted(left) == [f"{other.id}.part0", f"{other.id}.part1"]
 
@@ -280,7 +280,7 @@ def test_lists_omit_large_fields(client: TestClient, ids: Json, posterior: Json,
         setattr(newest, column, value | {"large": large} if isinstance(value, dict) else value + large)
     try:
         response = client.get(f"/v1/{path}")
-        assert answered(response)["items"][0]["id"] == newest.id
+        assert check_json(response)["items"][0]["id"] == newest.id
         assert len(response.content) < 100_000
     finally:
         with transaction() as session:

@@ -22,7 +22,7 @@ from app.jobs import heartbeat
 from tests.support.fleet import Fleet
 from tests.support.in_process import DATABASES, service_on
 from tests.support.polling import wait_until, within
-from tests.support.processes import ROOT, finished, is_computing, prepare, read, submit
+from tests.support.processes import ROOT, is_computing, prepare, read, submit, wait_for_job
 
 # The smallest allowed value; a worker without heartbeats counts as dead after four times this.
 DEADLINE = 2.0
@@ -122,7 +122,7 @@ def job(fleet: Fleet) -> Iterator[str]:
     wait_until("the job computes", lambda: is_computing(fleet.http, job_id))
     yield job_id
     fleet.http.post(f"/v1/jobs/{job_id}/cancel")
-    finished(fleet.http, job_id)
+    wait_for_job(fleet.http, job_id)
 
 
 def holder(fleet: Fleet, job_id: str) -> int:

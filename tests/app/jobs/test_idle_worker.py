@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from app.jobs import service
 from app.main import create_app
 from tests.support.in_process import DATABASES, service_on
-from tests.support.journey import answered, create_job
+from tests.support.journey import check_json, create_job
 from tests.support.polling import wait_until
 from tests.support.processes import Part
 
@@ -62,7 +62,7 @@ def test_an_idle_worker_starts_a_job_at_once(worker: Part, own_database: str) ->
         for _ in range(3):
             job_id = create_job(client)["id"]
             wait_until("the job has ended", lambda job_id=job_id: service.state(job_id) not in ("queued", "running"))
-            job = answered(client.get(f"/v1/jobs/{job_id}"))
+            job = check_json(client.get(f"/v1/jobs/{job_id}"))
             assert job["state"] == "succeeded", job
             row = service.get("default", job_id)
             assert row.started_at is not None

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from app.db.base import DEFAULT_WORKSPACE
 from app.jobs import events, service
-from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn
+from tests.support.journey import Json, check_json, create_dataset, create_job, create_problem, learn
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_finished_job_streams_all_its_events(client: TestClient, job_id: str) 
     job = learn(client, job_id)
     story = follow(client, job_id)
     assert [found["id"] for found in story] == sorted({found["id"] for found in story})
-    lines = answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
+    lines = check_json(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
     assert [found["text"] for found in story if found["kind"] == "log"] == [line["text"] for line in lines]
     last = story[-1]
     assert (last["kind"], last["state"], last["progress"], last["error"]) == ("state", "succeeded", 1.0, None)

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from app.jobs import compute, events, parts, service
 from bco_core.progress import Message
-from tests.support.journey import Json, answered, create_job, learn, prepare_fund
+from tests.support.journey import Json, check_json, create_job, learn, prepare_fund
 
 CHAINS: Json = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60, "particles": 40}
 
@@ -25,7 +25,7 @@ def _report_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def figures_in_log(client: TestClient, job_id: str) -> list[Json]:
-    lines = answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
+    lines = check_json(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
     return [figures for line in lines for figures in line["figures"] or []]
 
 
@@ -34,7 +34,7 @@ def test_epochs_report_cost_and_divergence(client: TestClient) -> None:
     found = figures_in_log(client, job["id"])
     assert [one["epoch"] for one in found] == [1, 2, 3, 4]
     assert all({"risk", "kl", "validation_cost"} < set(one) for one in found)
-    trace = answered(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["trace"]
+    trace = check_json(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["trace"]
     assert [one["kl"] for one in found] == pytest.approx([point["kl"] for point in trace], rel=1e-5)
 
 
@@ -53,7 +53,7 @@ def test_events_have_the_figures_of_their_log_line(client: TestClient) -> None:
     learn(client, job_id)
     text = client.get(f"/v1/jobs/{job_id}/events").text
     found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    lines = answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
+    lines = check_json(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
     assert [(one["text"], one.get("figures")) for one in found if "text" in one] == [
         (line["text"], line["figures"]) for line in lines
     ]

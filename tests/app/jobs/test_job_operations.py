@@ -12,7 +12,7 @@ from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.tables import JobRow
 from app.jobs import compute, queue, recovery, service
-from tests.support.journey import QUICK, Json, answered, counts, create_dataset, create_job, create_problem, learn
+from tests.support.journey import QUICK, Json, check_json, counts, create_dataset, create_job, create_problem, learn
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +21,11 @@ def ids(client: TestClient) -> Json:
 
 
 def list_ids(client: TestClient, **only: str) -> list[str]:
-    return [job["id"] for job in answered(client.get("/v1/jobs", params={"limit": 200, **only}))["items"]]
+    return [job["id"] for job in check_json(client.get("/v1/jobs", params={"limit": 200, **only}))["items"]]
 
 
 def log_of(client: TestClient, job_id: str) -> list[str]:
-    return [line["text"] for line in answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]]
+    return [line["text"] for line in check_json(client.get(f"/v1/jobs/{job_id}/log"))["lines"]]
 
 
 def fail_job(client: TestClient, ids: Json) -> str:
@@ -66,8 +66,10 @@ def test_jobs_can_be_filtered_by_creation_time(client: TestClient, ids: Json) ->
 def test_filtered_lists_are_paginated(client: TestClient, ids: Json) -> None:
     dataset = create_dataset(client)["id"]
     made = [create_job(client, **ids | {"dataset_id": dataset})["id"] for _ in range(3)]
-    first = answered(client.get("/v1/jobs", params={"dataset_id": dataset, "limit": 2}))
-    rest = answered(client.get("/v1/jobs", params={"dataset_id": dataset, "limit": 2, "cursor": first["next_cursor"]}))
+    first = check_json(client.get("/v1/jobs", params={"dataset_id": dataset, "limit": 2}))
+    rest = check_json(
+        client.get("/v1/jobs", params={"dataset_id": dataset, "limit": 2, "cursor": first["next_cursor"]})
+    )
     assert [job["id"] for job in first["items"] + rest["items"]] == made[::-1]
     assert rest["next_cursor"] is None
 
@@ -89,7 +91,7 @@ def test_impossible_ids_match_no_jobs(client: TestClient) -> None:
 
 def test_a_job_log_lists_events_in_order(client: TestClient, ids: Json) -> None:
     job = learn(client, create_job(client, **ids)["id"])
-    lines = answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]
+    lines = check_json(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]
     texts = [line["text"] for line in lines]
     assert texts[:2] == ["accepted", "started"]
     assert texts[-1] == "succeeded"
@@ -148,7 +150,7 @@ def test_a_missing_job_has_no_log_and_deleting_a_job_deletes_its_log(client: Tes
 
 def test_a_failed_job_can_be_rerun_and_succeed(client: TestClient, ids: Json) -> None:
     job_id = fail_job(client, ids)
-    job = answered(client.post(f"/v1/jobs/{job_id}/retry"), 202)
+    job = check_json(client.post(f"/v1/jobs/{job_id}/retry"), 202)
     assert (job["state"], job["error"], job["progress"], job["finished_at"]) == ("queued", None, 0.0, None)
     assert job["attempts"] == 1
     assert queue.client().list_queued_workflows(workflow_ids=[f"{job_id}.2"])
@@ -280,7 +282,7 @@ def test_a_requeued_large_job_does_not_overtake_small_ones(client: TestClient, i
     small = create_job(client, **ids)["id"]
     if again == "retry":
         service.cancel(DEFAULT_WORKSPACE, large)
-        answered(client.post(f"/v1/jobs/{large}/retry"), 202)
+        check_json(client.post(f"/v1/jobs/{large}/retry"), 202)
     else:
         queue.client().cancel_workflow(large)
         recovery.requeue_lost()

@@ -23,13 +23,13 @@ from app.posteriors import service as posteriors
 from bco_core.posterior import Posterior
 from tests.support.journey import (
     Json,
-    answered,
+    check_json,
     counts,
     create_dataset,
     create_job,
     create_problem,
-    learned,
-    storing_for,
+    learn_posterior,
+    store_function_for,
 )
 
 
@@ -41,7 +41,7 @@ def ids(client: TestClient) -> Json:
 @pytest.fixture(scope="module")
 def result(client: TestClient, ids: Json) -> tuple[Posterior, Json]:
     """A learned posterior and its diagnostics, to store as another job's result."""
-    made = learned(client, **ids)
+    made = learn_posterior(client, **ids)
     with transaction() as session:
         row = session.get_one(PosteriorRow, made["id"])
         return posteriors.load(session, row), row.diagnostics
@@ -55,7 +55,7 @@ def queued(client: TestClient, ids: Json) -> str:
 
 def store_result(job_id: str, attempt: int, result: tuple[Posterior, Json]) -> None:
     """Store a result from state read before the job started."""
-    service.succeed(job_id, attempt, storing_for(job_id, result))
+    service.succeed(job_id, attempt, store_function_for(job_id, result))
 
 
 def has_posterior(job_id: str) -> bool:
@@ -84,7 +84,7 @@ def test_a_started_job_is_running_and_keeps_its_first_start_time(queued: str) ->
 def test_readers_see_progress(client: TestClient, queued: str) -> None:
     attempt = start_job(queued)
     assert service.report(queued, attempt, 0.25, "epoch 5")
-    job = answered(client.get(f"/v1/jobs/{queued}"))
+    job = check_json(client.get(f"/v1/jobs/{queued}"))
     assert (job["state"], job["progress"], job["message"]) == ("running", 0.25, "epoch 5")
     assert service.is_wanted(queued, attempt)
 
@@ -250,7 +250,7 @@ def test_a_job_deleted_during_its_computation_gets_no_result(
 ) -> None:
     job_id = create_job(client, **ids)["id"]
     attempt = start_job(job_id)
-    late = storing_for(job_id, result)
+    late = store_function_for(job_id, result)
     service.cancel(DEFAULT_WORKSPACE, job_id)
     service.delete(DEFAULT_WORKSPACE, job_id)
     before = counts()

@@ -21,13 +21,13 @@ from tests.support.journey import (
     QUICK,
     ROWS,
     Json,
-    answered,
+    check_json,
     counts,
     create_dataset,
     create_job,
     create_problem,
     learn,
-    learned,
+    learn_posterior,
     pages,
 )
 
@@ -35,14 +35,14 @@ from tests.support.journey import (
 def test_a_new_job_is_queued_with_its_location(client: TestClient) -> None:
     problem, dataset = create_problem(client, name="rolls"), create_dataset(client)
     response = client.post("/v1/jobs", json={"problem_id": problem["id"], "dataset_id": dataset["id"]})
-    job = answered(response, 202)
+    job = check_json(response, 202)
     assert re.fullmatch(r"job_[0-9A-HJKMNP-TV-Z]{26}", job["id"])
     assert response.headers["Location"] == f"/v1/jobs/{job['id']}"
     assert job["posterior_id"] == job["id"].replace("job_", "post_")
     assert (job["problem_id"], job["dataset_id"], job["name"]) == (problem["id"], dataset["id"], "rolls")
     assert (job["state"], job["progress"], job["attempts"], job["error"]) == ("queued", 0.0, 0, None)
     assert (job["started_at"], job["finished_at"]) == (None, None)
-    assert answered(client.get(f"/v1/jobs/{job['id']}")) == job
+    assert check_json(client.get(f"/v1/jobs/{job['id']}")) == job
 
 
 def test_a_job_shows_its_defaults(client: TestClient) -> None:
@@ -56,9 +56,9 @@ def test_a_job_shows_its_defaults(client: TestClient) -> None:
 
 
 def test_a_job_can_be_named_and_its_posterior_takes_the_name(client: TestClient) -> None:
-    posterior = learned(client, name=" spring ")
+    posterior = learn_posterior(client, name=" spring ")
     assert posterior["name"] == "spring"
-    assert answered(client.get(f"/v1/jobs/{posterior['job_id']}"))["name"] == "spring"
+    assert check_json(client.get(f"/v1/jobs/{posterior['job_id']}"))["name"] == "spring"
 
 
 def test_an_accepted_job_is_queued_under_its_own_id_as_plain_json(client: TestClient) -> None:
@@ -94,9 +94,9 @@ def test_the_size_of_a_posterior_counts_the_draws_of_chains_even_with_gradients(
     settings(max_posterior_mb=100)
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     body = ids | {"predictor": {"kind": "mlp", "hidden": [512, 512]}}
-    answered(client.post("/v1/jobs", json=body | {"inference": QUICK}), 202)
+    check_json(client.post("/v1/jobs", json=body | {"inference": QUICK}), 202)
     before = counts()
-    refusal = answered(client.post("/v1/jobs", json=body | {"inference": {"method": "mh", "particles": 40}}), 422)
+    refusal = check_json(client.post("/v1/jobs", json=body | {"inference": {"method": "mh", "particles": 40}}), 422)
     assert refusal["errors"][0]["pointer"] == "#/inference/particles"
     assert "BCO_MAX_POSTERIOR_MB" in refusal["detail"]
     assert counts() == before
@@ -110,7 +110,7 @@ def test_a_finished_job_is_shown_as_succeeded(client: TestClient) -> None:
         datetime.fromisoformat(job[name]) for name in ("created_at", "started_at", "finished_at")
     )
     assert created <= started <= finished
-    assert answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["job_id"] == job["id"]
+    assert check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))["job_id"] == job["id"]
 
 
 def test_jobs_are_listed_newest_first_a_page_at_a_time(client: TestClient) -> None:
@@ -125,17 +125,19 @@ def test_jobs_are_listed_newest_first_a_page_at_a_time(client: TestClient) -> No
 def test_the_same_seed_learns_the_same_posterior_and_another_seed_another(client: TestClient) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     predictor = {"kind": "mlp", "hidden": [8]}
-    first, again, other = (learned(client, predictor=predictor, seed=seed, **ids)["digest"] for seed in (5, 5, 6))
+    first, again, other = (
+        learn_posterior(client, predictor=predictor, seed=seed, **ids)["digest"] for seed in (5, 5, 6)
+    )
     assert first == again
     assert first != other
 
 
 def test_the_same_history_uploaded_again_learns_the_same_posterior(client: TestClient) -> None:
-    assert learned(client, seed=3)["digest"] == learned(client, seed=3)["digest"]
+    assert learn_posterior(client, seed=3)["digest"] == learn_posterior(client, seed=3)["digest"]
 
 
 def test_the_largest_json_integers_are_accepted_as_seeds(client: TestClient) -> None:
-    assert learned(client, seed=2**53 - 1)["description"]["seed"] == 2**53 - 1
+    assert learn_posterior(client, seed=2**53 - 1)["description"]["seed"] == 2**53 - 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_the_largest_json_integers_are_accepted_as_seeds(client: TestClient) -> 
     ids=lambda changes: json.dumps(changes),
 )
 def test_every_option_of_a_job_can_be_used_for_learning(client: TestClient, changes: Json) -> None:
-    posterior = learned(client, **changes)
+    posterior = learn_posterior(client, **changes)
     predictor = {"kind": "linear"} | changes.get("predictor", {})
     widths = posterior["description"]["predictor"]["widths"]
     assert posterior["description"]["predictor"]["kind"] == predictor["kind"]
@@ -169,7 +171,7 @@ def test_every_option_of_a_job_can_be_used_for_learning(client: TestClient, chan
     if inference["method"] == "vi":
         assert posterior["policy"] == changes.get("policy", "bcp")
     assert posterior["description"]["family"] == inference.get("family", "laplace")
-    diagnostics = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
+    diagnostics = check_json(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
     assert diagnostics["method"] == inference["method"]
     if inference["method"] == "vi":
         assert diagnostics["members"]["count"] == inference["members"]
@@ -183,9 +185,9 @@ def test_a_problem_learns_from_its_own_outcomes_in_its_own_order(client: TestCli
     dataset = create_dataset(client, outcomes=[*OUTCOMES, "rain"], contexts=["temperature"], rows=rows)
     items = [{"name": name, "underage_cost": 1, "overage_cost": 1} for name in ("loaves", "croissants")]
     problem = create_problem(client, spec={"kind": "newsvendor", "items": items})
-    posterior = learned(client, problem_id=problem["id"], dataset_id=dataset["id"])
+    posterior = learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"])
     body = {"contexts": [[5.0]]}
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     decision = answer["prescriptions"][0]["decision"]
     assert list(decision) == ["loaves", "croissants"]
     assert decision["loaves"] < 10 < 900 < decision["croissants"]
@@ -224,24 +226,26 @@ def test_an_extreme_setting_gives_a_posterior_or_an_error_message(client: TestCl
 def test_a_history_with_constant_columns_can_be_learned_from(client: TestClient) -> None:
     rows = [{"x": 7, "z": index, "croissants": 5, "loaves": index} for index in range(30)]
     dataset = create_dataset(client, rows=rows)
-    posterior = learned(client, dataset_id=dataset["id"])
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": [{"x": 7, "z": 3}]}))
+    posterior = learn_posterior(client, dataset_id=dataset["id"])
+    answer = check_json(
+        client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": [{"x": 7, "z": 3}]})
+    )
     assert answer["prescriptions"][0]["status"] == "optimal"
 
 
 def test_a_history_with_one_perfect_decision_can_be_learned_from(client: TestClient) -> None:
     rows = [{"x": index, "croissants": 5, "loaves": 8} for index in range(30)]
-    posterior = learned(client, dataset_id=create_dataset(client, rows=rows)["id"])
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": [{"x": 7}]}))
+    posterior = learn_posterior(client, dataset_id=create_dataset(client, rows=rows)["id"])
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": [{"x": 7}]}))
     assert set(answer["prescriptions"][0]["decision"]) == set(OUTCOMES)
 
 
 def test_a_cancelled_job_stays_cancelled(client: TestClient) -> None:
     job = create_job(client)
-    answer = answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
+    answer = check_json(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
     assert (answer["state"], answer["message"]) == ("cancelled", "cancelled")
     assert answer["finished_at"] is not None
-    assert answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202) == answer
+    assert check_json(client.post(f"/v1/jobs/{job['id']}/cancel"), 202) == answer
 
 
 def test_a_cancelled_job_leaves_the_queue(client: TestClient) -> None:
@@ -251,7 +255,7 @@ def test_a_cancelled_job_leaves_the_queue(client: TestClient) -> None:
 
 
 def test_a_finished_job_can_be_deleted_once_its_posterior_is(client: TestClient) -> None:
-    posterior = learned(client)
+    posterior = learn_posterior(client)
     job = f"/v1/jobs/{posterior['job_id']}"
     refused = client.delete(job)
     assert refused.status_code == 409

@@ -12,7 +12,7 @@ from app.jobs.kinds import KINDS
 from app.jobs.kinds.base import JobPart
 from bco_core.inference.learn import learn as learn_here
 from bco_core.posterior import digest
-from tests.support.journey import answered, create_job, learn
+from tests.support.journey import check_json, create_job, learn
 
 MADE = [JobPart(1, b"one"), JobPart(2, b"two")]
 
@@ -33,7 +33,7 @@ def test_a_cancelled_job_takes_no_parts(client: TestClient) -> None:
     job_id = create_job(client)["id"]
     attempt = service.start(job_id)
     assert attempt is not None
-    answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
+    check_json(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
     assert parts.offer(job_id, attempt, MADE) is False
     assert parts.amounts(job_id).parts == 0
 
@@ -46,7 +46,7 @@ def test_a_job_in_parts_learns_the_same_as_the_core(client: TestClient, monkeypa
         row = session.get_one(JobRow, job["id"])
         given = KINDS["learn"].read(row)
     assert len(given.learning.split()) == 3
-    found = answered(client.get(f"/v1/posteriors/{learn(client, job['id'])['posterior_id']}"))
+    found = check_json(client.get(f"/v1/posteriors/{learn(client, job['id'])['posterior_id']}"))
     task = given.learning.task
     here = learn_here(task.problem, task.sample, task.options).posterior
     assert found["digest"] == digest(*here.to_arrays())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
+from tests.support.journey import Json, check_json, create_dataset, create_job, create_problem, learn, learn_posterior
 
 FIRST = date(2023, 1, 2)
 SPEC: Json = {"kind": "newsvendor", "items": [{"name": "demand", "underage_cost": 3, "overage_cost": 1}]}
@@ -35,11 +35,11 @@ def old(client: TestClient) -> Json:
         client, outcomes=["demand"], time="day", series=["shop"], lead=2, rows=days(range(120)), name="shops"
     )
     problem = create_problem(client, name="shop", spec=SPEC)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=GOOD)
+    return learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=GOOD)
 
 
 def append(client: TestClient, dataset_id: str, rows: list[Json]) -> Json:
-    return answered(client.post(f"/v1/datasets/{dataset_id}/rows", json={"rows": rows}), 201)
+    return check_json(client.post(f"/v1/datasets/{dataset_id}/rows", json={"rows": rows}), 201)
 
 
 def update_posterior(client: TestClient, old: Json, how: Json | None = None, **changes: Any) -> Json:
@@ -55,16 +55,16 @@ def test_a_posterior_is_updated_from_newer_rows_and_compared_with_the_old(client
     append(client, old["dataset_id"], days(range(120, 180), weekend=-30.0))
     job = learn(client, update_posterior(client, old)["id"])
     assert job["state"] == "succeeded", job["error"]
-    new = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+    new = check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert new["id"] != old["id"]
-    update = answered(client.get(f"/v1/posteriors/{new['id']}/diagnostics"))["update"]
+    update = check_json(client.get(f"/v1/posteriors/{new['id']}/diagnostics"))["update"]
     assert (update["from_posterior"], update["new_rows"], update["compared_rows"]) == (old["id"], 120, 40)
     # Weekend demand has reversed, and the new rows show it.
     assert update["difference"]["mean"] < -2 * update["difference"]["standard_error"]
     context = {"day": (FIRST + timedelta(days=180)).isoformat(), "shop": "north"}
     assert (FIRST + timedelta(days=180)).weekday() == 5
     orders = [
-        answered(client.post(f"/v1/posteriors/{one}/prescribe", json={"contexts": [context]}))["prescriptions"][0]
+        check_json(client.post(f"/v1/posteriors/{one}/prescribe", json={"contexts": [context]}))["prescriptions"][0]
         for one in (old["id"], new["id"])
     ]
     assert orders[1]["decision"]["demand"] < orders[0]["decision"]["demand"]
@@ -72,11 +72,11 @@ def test_a_posterior_is_updated_from_newer_rows_and_compared_with_the_old(client
 
 @pytest.mark.slow
 def test_the_alias_moves_to_an_updated_posterior_that_is_not_worse(client: TestClient, old: Json) -> None:
-    answered(client.put("/v1/aliases/shops", json={"posterior_id": old["id"]}))
+    check_json(client.put("/v1/aliases/shops", json={"posterior_id": old["id"]}))
     append(client, old["dataset_id"], days(range(120, 180), weekend=-30.0))
     job = update_posterior(client, old | {"id": "shops"}, promote={"alias": "shops"})
     job = learn(client, job["id"])
-    assert answered(client.get("/v1/aliases/shops"))["posterior_id"] == job["posterior_id"]
+    assert check_json(client.get("/v1/aliases/shops"))["posterior_id"] == job["posterior_id"]
 
 
 def test_an_impossible_update_is_refused_with_the_reason(client: TestClient, old: Json) -> None:
@@ -86,7 +86,7 @@ def test_an_impossible_update_is_refused_with_the_reason(client: TestClient, old
             "dataset_id": old["dataset_id"],
             "from_posterior": {"posterior_id": old["id"]},
         }
-        answer = answered(client.post("/v1/jobs", json=body | changes), status)
+        answer = check_json(client.post("/v1/jobs", json=body | changes), status)
         return str(answer["errors"][0]["detail"])
 
     assert "already learned from all rows" in refusal()

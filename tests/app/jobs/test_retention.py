@@ -17,7 +17,7 @@ from app.db.engine import get_engine, transaction
 from app.db.tables import AnswerRow, JobLogRow, JobPartRow, JobRow
 from app.demo import as_csv
 from app.jobs import compute, parts, queue, retention, service
-from tests.support.journey import CONTEXTS, Json, answered, create_job, learn, learned
+from tests.support.journey import CONTEXTS, Json, check_json, create_job, learn, learn_posterior
 
 OLD = timedelta(days=400)
 
@@ -51,7 +51,7 @@ def test_old_job_data_is_pruned_and_recent_data_stays(client: TestClient, settin
     assert remaining(old) == (False, False, False)
     assert remaining(lately) == (True, True, True)
     assert remaining(waiting) == (True, False, True)
-    assert answered(client.get(f"/v1/jobs/{old['id']}"))["state"] == "cancelled"
+    assert check_json(client.get(f"/v1/jobs/{old['id']}"))["state"] == "cancelled"
 
 
 def test_a_pruned_run_is_deleted_from_all_tables_of_the_engine(
@@ -106,10 +106,10 @@ def test_old_idempotency_keys_and_unfinished_jobs_are_pruned(client: TestClient)
 def test_a_pruned_result_is_reported_as_gone(
     client: TestClient, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posterior = learned(client)
+    posterior = learn_posterior(client)
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
     file = {"file": ("contexts", as_csv(CONTEXTS[:3]).encode())}
-    job_id = answered(client.post(path, files=file), 202)["id"]
+    job_id = check_json(client.post(path, files=file), 202)["id"]
     assert parts.start(job_id, 0)
     compute.run_part(job_id, 0)
     assert learn(client, job_id)["state"] == "succeeded"

@@ -22,7 +22,7 @@ from app.keys import service as keys
 from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
-from tests.support.journey import answered, create_problem
+from tests.support.journey import check_json, create_problem
 from tests.support.polling import crowding, within
 
 
@@ -76,10 +76,10 @@ def test_an_event_stream_ends_when_its_key_is_revoked(
     client: TestClient, make_key: Callable[[], dict[str, str]]
 ) -> None:
     key, other = make_key(), make_key()
-    problem = answered(client.post("/v1/problems", json=example_problem(), headers=key), 201)
+    problem = check_json(client.post("/v1/problems", json=example_problem(), headers=key), 201)
     dataset = _dataset(client, key)
     body = {"problem_id": problem["id"], "dataset_id": dataset}
-    job = answered(client.post("/v1/jobs", json=body, headers=key), 202)["id"]
+    job = check_json(client.post("/v1/jobs", json=body, headers=key), 202)["id"]
     received: list[str] = []
 
     def follow(headers: dict[str, str]) -> None:
@@ -104,7 +104,7 @@ def test_an_event_stream_ends_when_its_key_is_revoked(
 def _dataset(client: TestClient, headers: dict[str, str]) -> str:
     rows = [{"x": index, "croissants": index % 7, "loaves": index % 5} for index in range(50)]
     body = {"name": "days", "outcomes": ["croissants", "loaves"], "rows": rows}
-    found: str = answered(client.post("/v1/datasets", json=body, headers=headers), 201)["id"]
+    found: str = check_json(client.post("/v1/datasets", json=body, headers=headers), 201)["id"]
     return found
 
 
@@ -118,7 +118,7 @@ def test_names_with_control_characters_are_refused(client: TestClient, sign: str
     assert "control or bidirectional character" in answer.json()["detail"]
     with pytest.raises(keys.InvalidKey):
         keys.create(f"in{sign}voice", "default", ["read"], None)
-    answered(client.post("/v1/problems", json=example_problem() | {"name": "Bäckerei 🥐 متجر"}), 201)
+    check_json(client.post("/v1/problems", json=example_problem() | {"name": "Bäckerei 🥐 متجر"}), 201)
 
 
 # the database
@@ -143,7 +143,7 @@ def test_a_missing_database_file_makes_the_service_unready(sqlite_file: Path) ->
             assert client.get("/readyz").status_code == 503
         os.rename(away, sqlite_file)
         assert client.get("/readyz").status_code == 200
-        assert len(answered(client.get("/v1/problems"))["items"]) == 1
+        assert len(check_json(client.get("/v1/problems"))["items"]) == 1
 
 
 def test_a_full_disk_makes_the_service_unready(sqlite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

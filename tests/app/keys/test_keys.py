@@ -28,11 +28,11 @@ from tests.support.journey import (
     QUICK,
     ROWS,
     Json,
-    answered,
+    check_json,
     create_dataset,
     create_problem,
     learn,
-    learned,
+    learn_posterior,
     prescribe,
 )
 
@@ -61,7 +61,7 @@ def status(client: TestClient, key: str | None = None) -> int:
 
 
 def operations(client: TestClient) -> list[tuple[str, str, Json]]:
-    document = answered(client.get("/openapi.json"))
+    document = check_json(client.get("/openapi.json"))
     return [
         (method.upper(), path, entry[method])
         for path, entry in document["paths"].items()
@@ -341,15 +341,15 @@ def two(client: TestClient, make_key: Callable[..., str]) -> Iterator[TwoWorkspa
         yield TwoWorkspaces(
             ours,
             theirs,
-            add_prescription_and_webhook(ours, learned(ours)),
-            add_prescription_and_webhook(theirs, learned(theirs)),
+            add_prescription_and_webhook(ours, learn_posterior(ours)),
+            add_prescription_and_webhook(theirs, learn_posterior(theirs)),
         )
 
 
 def add_prescription_and_webhook(client: TestClient, posterior: Json) -> Json:
     """Add a logged prescription and a webhook, and return the posterior with their ids."""
     body = {"contexts": CONTEXTS[:1]}
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     with transaction() as session:
         workspace = session.get_one(PosteriorRow, posterior["id"]).workspace
         hook = WebhookRow(id=new_id("hook"), workspace=workspace, url="https://planner.example/", events=[])
@@ -367,7 +367,7 @@ def ids_of(posterior: Json) -> dict[str, str]:
 
 def test_a_workspace_lists_only_its_own_objects(two: TwoWorkspaces) -> None:
     for kind in ("problem", "dataset", "job", "posterior"):
-        listed = answered(two.ours.get(f"/v1/{kind}s"))["items"]
+        listed = check_json(two.ours.get(f"/v1/{kind}s"))["items"]
         assert [item["id"] for item in listed] == [ids_of(two.mine)[f"{kind}_id"]]
 
 
@@ -392,7 +392,7 @@ def test_objects_of_other_workspaces_look_like_missing_ones(two: TwoWorkspaces) 
     """Every path with an id gives the same answer as for an unknown id."""
     checked = 0
     target = {"posterior_id": two.other["id"]}
-    answered(two.theirs.put(f"/v1/aliases/{ids_of(two.other)['name']}", json=target))
+    check_json(two.theirs.put(f"/v1/aliases/{ids_of(two.other)['name']}", json=target))
     for method, path, _ in operations(two.ours):
         # Each workspace has its own alias names; the tests of aliases cover PUT.
         if "{" not in path or method == "PUT":
@@ -440,7 +440,7 @@ def test_objects_created_without_a_key_belong_to_the_default_workspace(
 
 def test_a_posterior_belongs_to_the_workspace_of_its_job(two: TwoWorkspaces) -> None:
     ids = {name: two.mine[name] for name in ("problem_id", "dataset_id")}
-    job = answered(two.ours.post("/v1/jobs", json=ids | {"predictor": {"kind": "linear"}, "inference": QUICK}), 202)
+    job = check_json(two.ours.post("/v1/jobs", json=ids | {"predictor": {"kind": "linear"}, "inference": QUICK}), 202)
     waiting = f"/v1/posteriors/{job['posterior_id']}"
     assert (two.ours.get(waiting).status_code, two.theirs.get(waiting).status_code) == (409, 404)
     assert learn(two.ours, job["id"])["state"] == "succeeded"

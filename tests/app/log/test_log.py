@@ -27,14 +27,14 @@ from app.prescriptions.context import AnswerBody
 from app.prescriptions.schemas import PrescribeAnswer
 from tests.app.datasets.test_histories import context, learned_from, shop_rows, shops
 from tests.app.problems.test_two_stage import SHIPMENT, posterior_for
-from tests.support.journey import CONTEXTS, QUICK, Json, answered, learned, pages, without_id
+from tests.support.journey import CONTEXTS, QUICK, Json, check_json, learn_posterior, pages, without_id
 
 Settings = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, inference=QUICK | {"particles": 60})
+    return learn_posterior(client, inference=QUICK | {"particles": 60})
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def logged_count(result: str) -> float:
 
 
 def list_ids(client: TestClient, path: str, **query: Any) -> list[str]:
-    return [one["id"] for one in answered(client.get(path, params=query))["items"]]
+    return [one["id"] for one in check_json(client.get(path, params=query))["items"]]
 
 
 # stored answers
@@ -77,7 +77,7 @@ def test_both_paths_store_an_answer_byte_for_byte(client: TestClient, posterior:
     content = client.post(address, content=orjson.dumps(body), headers={"content-type": kind}).content
     PrescribeAnswer.model_validate_json(content)
     response = client.get(f"/v1/prescriptions/{id_of(content)}")
-    found = answered(response)
+    found = check_json(response)
     # As it was sent, not only the same values.
     assert b'"answer":%b,"outcomes":[]}' % content in response.content
     assert found["request"]["contexts"] == body["contexts"]
@@ -159,7 +159,7 @@ def test_lone_surrogates_and_huge_integers_are_stored(client: TestClient, poster
     assert answer.status_code == 200, answer.text
     identifier = id_of(answer.content)
     assert client.get(f"/v1/prescriptions/{identifier}").status_code == 200
-    assert answered(client.post(f"/v1/prescriptions/{identifier}/reproduce"))["identical"]
+    assert check_json(client.post(f"/v1/prescriptions/{identifier}/reproduce"))["identical"]
 
 
 @pytest.mark.slow
@@ -307,11 +307,11 @@ def test_metrics_count_stored_prescriptions(client: TestClient, posterior: Json)
 
 
 def test_filters_select_matching_prescriptions(client: TestClient, posterior: Json) -> None:
-    other = learned(client)
+    other = learn_posterior(client)
     start = datetime.now(UTC)
     mine = [id_of(prescribe_content(client, posterior)) for _ in range(3)]
     theirs = id_of(prescribe_content(client, other))
-    answered(client.post(f"/v1/prescriptions/{mine[1]}/outcome", json={"outcomes": {"loaves": 3}}))
+    check_json(client.post(f"/v1/prescriptions/{mine[1]}/outcome", json={"outcomes": {"loaves": 3}}))
     flush_log(client)
     path = "/v1/prescriptions"
     since = start.isoformat()
@@ -323,7 +323,7 @@ def test_filters_select_matching_prescriptions(client: TestClient, posterior: Js
     assert list_ids(client, path, until=since, limit=200).count(theirs) == 0
     # A time without a zone is UTC; other zones are converted.
     assert list_ids(client, path, since=start.replace(tzinfo=None).isoformat()) == [theirs, *reversed(mine)]
-    late = datetime.fromisoformat(answered(client.get(f"{path}/{theirs}"))["created_at"]) + timedelta(milliseconds=2)
+    late = datetime.fromisoformat(check_json(client.get(f"{path}/{theirs}"))["created_at"]) + timedelta(milliseconds=2)
     assert list_ids(client, path, since=since, until=late.isoformat()) == [theirs, *reversed(mine)]
 
 
@@ -357,10 +357,10 @@ def test_hostile_filters_are_refused_or_match_nothing(client: TestClient, query:
 def test_a_list_can_include_the_answer_to_the_first_context(client: TestClient, posterior: Json) -> None:
     content = prescribe_content(client, posterior, contexts=CONTEXTS[1:3])
     judged = {"contexts": CONTEXTS[:1], "alternatives": [{"decision": {"croissants": 60, "loaves": 60}}]}
-    evaluated = answered(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=judged))
+    evaluated = check_json(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=judged))
     large = id_of(prescribe_content(client, posterior, contexts=CONTEXTS * 40, scenarios=20))
     flush_log(client)
-    listed = answered(client.get("/v1/prescriptions", params={"first": True, "limit": 3}))["items"]
+    listed = check_json(client.get("/v1/prescriptions", params={"first": True, "limit": 3}))["items"]
     first = {one["id"]: one["first"] for one in listed}
     first_prescription = orjson.loads(content)["prescriptions"][0]
     assert first[id_of(content)] == {
@@ -371,7 +371,7 @@ def test_a_list_can_include_the_answer_to_the_first_context(client: TestClient, 
     }
     assert first[evaluated["id"]]["decision"] == evaluated["evaluations"][0]["ours"]["decision"]
     assert first[large] is None
-    plain = answered(client.get("/v1/prescriptions", params={"limit": 3}))["items"]
+    plain = check_json(client.get("/v1/prescriptions", params={"limit": 3}))["items"]
     assert [one["first"] for one in plain] == [None] * 3
 
 
@@ -381,7 +381,7 @@ def test_a_damaged_answer_is_listed_without_its_first_decision(client: TestClien
     with transaction() as session:
         row = session.get_one(PrescriptionRow, identifier)
         row.answer = b"damaged"
-    listed = answered(client.get("/v1/prescriptions", params={"first": True, "limit": 1}))["items"]
+    listed = check_json(client.get("/v1/prescriptions", params={"first": True, "limit": 1}))["items"]
     assert (listed[0]["id"], listed[0]["first"]) == (identifier, None)
     with transaction() as session:
         session.delete(session.get_one(PrescriptionRow, identifier))
@@ -456,11 +456,11 @@ def test_a_workspace_sees_only_its_own_prescriptions_with_their_key(client: Test
 
 @pytest.mark.parametrize("policy", ["bcp", "averaged", "thompson", "map"])
 def test_an_answer_is_reproduced_bit_for_bit(client: TestClient, policy: str) -> None:
-    network = learned(client, predictor={"kind": "mlp", "hidden": [8]})
+    network = learn_posterior(client, predictor={"kind": "mlp", "hidden": [8]})
     for changes in ({}, {"seed": 5}, {"scenarios": 90}, {"contexts": CONTEXTS[:9]}):
         content = prescribe_content(client, network, policy=policy, **changes)
         found = client.post(f"/v1/prescriptions/{id_of(content)}/reproduce")
-        answer = answered(found)
+        answer = check_json(found)
         assert (answer["identical"], answer["differing"], answer["largest_difference"]) == (True, 0, 0.0)
         assert found.content.endswith(b',"answer":%b}' % content)
 
@@ -470,13 +470,13 @@ def test_an_answer_with_lags_is_reproduced_from_the_same_rows(client: TestClient
     made = learned_from(client, dataset, inference=QUICK)
     content = prescribe_content(client, made, contexts=[context(121), context(121, "south")])
     later = [row | {"demand": row["demand"] * 3} for row in shop_rows(range(120, 123))]
-    answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json={"rows": later}), 201)
+    check_json(client.post(f"/v1/datasets/{dataset['id']}/rows", json={"rows": later}), 201)
     client.app.state.posteriors._revisions.clear()  # type: ignore[attr-defined]
     after = prescribe_content(client, made, contexts=[context(121), context(121, "south")])
     assert orjson.loads(after)["history"]["revision"] == 2
     assert without_id(after) != without_id(content)
     for one in (content, after):
-        assert answered(client.post(f"/v1/prescriptions/{id_of(one)}/reproduce"))["identical"]
+        assert check_json(client.post(f"/v1/prescriptions/{id_of(one)}/reproduce"))["identical"]
 
 
 def test_two_stage_answers_are_reproduced_up_to_rounding(client: TestClient) -> None:
@@ -484,7 +484,7 @@ def test_two_stage_answers_are_reproduced_up_to_rounding(client: TestClient) -> 
     contexts = [{"rain": number / 3} for number in range(12)]
     first = id_of(prescribe_content(client, made, contexts=contexts[:1]))
     prescribe_content(client, made, contexts=contexts)
-    found = answered(client.post(f"/v1/prescriptions/{first}/reproduce"))
+    found = check_json(client.post(f"/v1/prescriptions/{first}/reproduce"))
     assert found["largest_difference"] is not None
     assert found["largest_difference"] < 1e-9
     assert found["identical"] == (found["differing"] == 0)
@@ -498,7 +498,7 @@ def test_a_reproduction_names_its_differences(client: TestClient, posterior: Jso
         answer = orjson.loads(writer.decompress(row.answer, row.answer_sha256))
         answer["prescriptions"][0]["expected_cost"] *= 2
         row.answer, row.answer_sha256 = writer.compress(orjson.dumps(answer)), writer.checksum(orjson.dumps(answer))
-    found = answered(client.post(f"/v1/prescriptions/{identifier}/reproduce"))
+    found = check_json(client.post(f"/v1/prescriptions/{identifier}/reproduce"))
     assert (found["identical"], found["differing"], found["largest_difference"]) == (False, 1, 0.5)
     (difference,) = found["differences"]
     assert difference["pointer"] == "#/prescriptions/0/expected_cost"
@@ -506,10 +506,10 @@ def test_a_reproduction_names_its_differences(client: TestClient, posterior: Jso
 
 
 def test_a_prescription_without_its_posterior_stays_but_is_not_reproducible(client: TestClient) -> None:
-    brief = learned(client)
+    brief = learn_posterior(client)
     content = prescribe_content(client, brief)
     identifier = id_of(content)
-    answered(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"outcomes": {"loaves": 3.0}}))
+    check_json(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"outcomes": {"loaves": 3.0}}))
     assert client.delete(f"/v1/posteriors/{brief['id']}").status_code == 204
     assert content in client.get(f"/v1/prescriptions/{identifier}").content
     again = client.post(f"/v1/prescriptions/{identifier}/reproduce")
@@ -540,7 +540,7 @@ def test_old_prescriptions_are_deleted_with_their_outcomes(
     client: TestClient, posterior: Json, settings: Settings
 ) -> None:
     identifier = id_of(prescribe_content(client, posterior))
-    answered(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"outcomes": {"loaves": 3.0}}))
+    check_json(client.post(f"/v1/prescriptions/{identifier}/outcome", json={"outcomes": {"loaves": 3.0}}))
     old = [first_id("pres", int(1000 * (datetime.now(UTC) - timedelta(days=d)).timestamp())) for d in (91, 200, 89)]
     with transaction() as session:
         row = session.get_one(PrescriptionRow, identifier)

@@ -22,23 +22,33 @@ from app.prescriptions.context import AnswerBody
 from app.prescriptions.schemas import PrescribeRequest
 from bco_core import build_problem
 from tests.app.problems.test_two_stage import SHIPMENT, SPEC, posterior_for
-from tests.support.journey import CONTEXTS, OUTCOMES, QUICK, ROWS, Json, answered, await_solvers, learned, upload
+from tests.support.journey import (
+    CONTEXTS,
+    OUTCOMES,
+    QUICK,
+    ROWS,
+    Json,
+    await_solvers,
+    check_json,
+    learn_posterior,
+    upload,
+)
 
 ITEMS = {"croissants": (1.8, 0.6), "loaves": (2.4, 1.2)}
 
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, inference=QUICK)
+    return learn_posterior(client, inference=QUICK)
 
 
 def prescribe_logged(client: TestClient, posterior: Json, **changes: Any) -> Json:
     body = {"contexts": CONTEXTS[:1]} | changes
-    return answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    return check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
 
 
 def record(client: TestClient, answer: Json, status: int = 200, **outcome_body: Any) -> Json:
-    return answered(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=outcome_body), status)
+    return check_json(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=outcome_body), status)
 
 
 def newsvendor_cost(orders: Json, demand: Json) -> float:
@@ -65,7 +75,7 @@ def test_costs_of_prescribed_and_actual_decisions_match_hand_computation(client:
     assert row["best_cost"] == pytest.approx(0.0, abs=1e-9)
     assert (row["regret"], row["actual_decision_regret"]) == (pytest.approx(ours), pytest.approx(theirs))
     assert row["saved"] == pytest.approx(theirs - ours)
-    assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == found["rows"]
+    assert check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == found["rows"]
 
 
 def test_missing_outcomes_are_null_until_recorded(client: TestClient, posterior: Json) -> None:
@@ -93,7 +103,7 @@ def test_repeating_an_outcome_is_allowed_and_changing_it_needs_replace(client: T
     problem = record(client, answer, 409, outcomes={"loaves": 56.0})
     assert problem["errors"][0]["pointer"] == "#/outcomes/loaves"
     assert "replace" in problem["detail"]
-    assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == first["rows"]
+    assert check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == first["rows"]
     (row,) = record(client, answer, outcomes={"croissants": 91.0, "loaves": 56.0}, replace=True)["rows"]
     assert (row["outcomes"], row["actual_decision"], row["actual_decision_cost"]) == (
         {"croissants": 91.0, "loaves": 56.0},
@@ -146,7 +156,7 @@ def test_invalid_outcomes_are_named_and_not_stored(
     answer = prescribe_logged(client, posterior)
     problem = record(client, answer, 422, **outcome_body)
     assert [error["pointer"] for error in problem["errors"]] == [pointer]
-    assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == []
+    assert check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == []
 
 
 def test_infinite_numbers_are_refused(client: TestClient, posterior: Json) -> None:
@@ -177,7 +187,7 @@ def test_of_two_concurrent_records_one_wins_without_mixing(client: TestClient, p
         with ThreadPoolExecutor(6) as threads:
             statuses = list(threads.map(record_value, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
         assert sorted(statuses) == [200] + [409] * 5
-        (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
+        (row,) = check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
         assert len({*row["outcomes"].values(), *row["actual_decision"].values()}) == 1
 
 
@@ -195,7 +205,7 @@ def test_concurrent_records_of_different_contexts_are_all_stored(client: TestCli
 
     with ThreadPoolExecutor(8) as threads:
         assert set(threads.map(record_value, range(8))) == {200}
-    found = answered(client.get(f"/v1/prescriptions/{answer['id']}"))
+    found = check_json(client.get(f"/v1/prescriptions/{answer['id']}"))
     assert found["recorded"] == 8
     assert [row["outcomes"]["loaves"] for row in found["outcomes"]] == [1.0 * index for index in range(8)]
 
@@ -217,7 +227,7 @@ def test_a_concurrently_recorded_outcome_is_seen(
     monkeypatch.setattr(outcomes, "_price_changes", record_in_between)
     problem = record(client, answer, 409, outcomes={"loaves": 8.0})
     assert "another value" in problem["detail"]
-    (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
+    (row,) = check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
     assert row["outcomes"] == {"loaves": 7.0}
 
 
@@ -268,7 +278,7 @@ def test_outcomes_of_an_evaluation_cost_our_decision(client: TestClient, posteri
     happened = {"croissants": 90.0, "loaves": 55.0}
     (row,) = record(client, kept, rows=[{"index": 1, "outcomes": happened}])["rows"]
     assert row["realised_cost"] == pytest.approx(newsvendor_cost(evaluations[1]["ours"]["decision"], happened))
-    found = answered(client.get("/v1/prescriptions", params={"kind": "evaluate"}))["items"]
+    found = check_json(client.get("/v1/prescriptions", params={"kind": "evaluate"}))["items"]
     assert [(one["id"], one["contexts"], one["recorded"]) for one in found] == [(kept["id"], 2, 1)]
 
 
@@ -276,13 +286,13 @@ def test_outcomes_of_an_evaluation_cost_our_decision(client: TestClient, posteri
 
 
 def drift(client: TestClient, posterior: Json, status: int = 200, **query: Any) -> Json:
-    return answered(client.get(f"/v1/posteriors/{posterior['id']}/drift", params={"source": "log"} | query), status)
+    return check_json(client.get(f"/v1/posteriors/{posterior['id']}/drift", params={"source": "log"} | query), status)
 
 
 def test_drift_of_the_log_compares_expected_and_recorded_costs(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = learned(client, inference=QUICK | {"epochs": 20, "particles": 100})
+    made = learn_posterior(client, inference=QUICK | {"epochs": 20, "particles": 100})
     empty = drift(client, made)
     assert (empty["verdict"], empty["overall"], empty["source"], empty["dataset_id"]) == ("too_few", None, "log", None)
     answer = prescribe_logged(client, made, contexts=CONTEXTS)
@@ -311,7 +321,7 @@ def test_drift_of_the_log_compares_expected_and_recorded_costs(
 
 
 def test_drift_leaves_out_outcomes_of_other_posteriors(client: TestClient, posterior: Json) -> None:
-    other = learned(client)
+    other = learn_posterior(client)
     record(client, prescribe_logged(client, posterior), outcomes={"croissants": 90.0, "loaves": 55.0})
     assert drift(client, other)["overall"] is None
 
@@ -320,7 +330,7 @@ def test_drift_leaves_out_outcomes_of_other_posteriors(client: TestClient, poste
 
 
 def test_the_export_can_be_uploaded_as_a_data_set(client: TestClient) -> None:
-    made = learned(client, inference=QUICK)
+    made = learn_posterior(client, inference=QUICK)
     by_list = [list(one.values()) for one in CONTEXTS[20:25]]
     with transaction() as session:
         columns = session.get_one(PosteriorRow, made["id"]).columns
@@ -361,12 +371,12 @@ def test_the_export_can_be_uploaded_as_a_data_set(client: TestClient) -> None:
     assert response.headers["content-disposition"] == 'attachment; filename="prescriptions.csv"'
     contexts = ",".join(CONTEXTS[0])
     sent = upload(client, response.content, outcomes="croissants,loaves", contexts=contexts, missing="drop")
-    dataset = answered(sent, 201)
+    dataset = check_json(sent, 201)
     assert dataset["rows"] == 24
-    later = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"limit": 100}))["items"]
+    later = check_json(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"limit": 100}))["items"]
     for row, source in zip(later[:19], ROWS, strict=False):
         assert {name: row[name] for name in OUTCOMES} == {name: source[name] for name in OUTCOMES}
-    again = learned(client, dataset_id=dataset["id"])
+    again = learn_posterior(client, dataset_id=dataset["id"])
     assert prescribe_logged(client, again)["prescriptions"][0]["status"] == "optimal"
 
 
@@ -378,10 +388,10 @@ def test_an_export_without_outcomes_is_refused(client: TestClient) -> None:
 def test_contexts_named_like_other_columns_are_prefixed(client: TestClient) -> None:
     rows = [{"index": float(n), "kind": "ab"[n % 2], "demand": 5.0 + n % 3} for n in range(30)]
     problem = {"kind": "newsvendor", "items": [{"name": "demand", "underage_cost": 3, "overage_cost": 1}]}
-    made = answered(client.post("/v1/problems", json={"name": "p", "spec": problem}), 201)
+    made = check_json(client.post("/v1/problems", json={"name": "p", "spec": problem}), 201)
     body = {"name": "d", "outcomes": ["demand"], "rows": rows}
-    dataset = answered(client.post("/v1/datasets", json=body), 201)
-    posterior = learned(client, problem_id=made["id"], dataset_id=dataset["id"])
+    dataset = check_json(client.post("/v1/datasets", json=body), 201)
+    posterior = learn_posterior(client, problem_id=made["id"], dataset_id=dataset["id"])
     answer = prescribe_logged(client, posterior, contexts=[{"index": 3, "kind": "b"}])
     client.get(f"/v1/prescriptions/{answer['id']}")
     query = {"posterior_id": posterior["id"], "format": "parquet"}
@@ -390,7 +400,7 @@ def test_contexts_named_like_other_columns_are_prefixed(client: TestClient) -> N
 
 
 def test_a_long_log_is_exported_in_pieces(client: TestClient, posterior: Json) -> None:
-    made = learned(client)
+    made = learn_posterior(client)
     ids = [prescribe_logged(client, made)["id"] for _ in range(45)]
     client.app.state.log.flush(10)  # type: ignore[attr-defined]
     with client.stream("GET", "/v1/prescriptions/export", params={"posterior_id": made["id"]}) as response:
@@ -413,9 +423,9 @@ def test_outcomes_are_costed_with_the_patch_of_their_call(client: TestClient, po
 @pytest.mark.parametrize("changes", [{}, {"problem_patch": {"items": {"loaves": {"maximum_order": 3.0}}}}])
 def test_an_evaluation_is_reproduced_bit_for_bit(client: TestClient, posterior: Json, changes: Json) -> None:
     body = {"contexts": CONTEXTS[:2], "alternatives": [{"decision": {"loaves": 50}}], **changes}
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=body))
-    assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["answer"] == answer
-    again = answered(client.post(f"/v1/prescriptions/{answer['id']}/reproduce"))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=body))
+    assert check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["answer"] == answer
+    again = check_json(client.post(f"/v1/prescriptions/{answer['id']}/reproduce"))
     assert (again["identical"], again["differences"]) == (True, [])
 
 
@@ -425,5 +435,5 @@ def test_an_answer_with_included_parts_is_reproduced_bit_for_bit(client: TestCli
     answer = prescribe_logged(
         client, posterior, include=include, problem_patch={"items": {"loaves": {"maximum_order": 3.0}}}
     )
-    again = answered(client.post(f"/v1/prescriptions/{answer['id']}/reproduce"))
+    again = check_json(client.post(f"/v1/prescriptions/{answer['id']}/reproduce"))
     assert (again["identical"], again["differences"]) == (True, [])

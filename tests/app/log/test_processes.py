@@ -20,7 +20,7 @@ from app.main import create_app
 from app.settings import Settings, get_settings
 from tests.support.fleet import new_postgres
 from tests.support.in_process import service_on
-from tests.support.journey import CONTEXTS, learned
+from tests.support.journey import CONTEXTS, learn_posterior
 from tests.support.polling import wait_until
 from tests.support.processes import Part, is_ready
 
@@ -59,7 +59,7 @@ def api_on(url: str, folder: Path, **environment: str) -> Iterator[Api]:
     with service_on(url):
         migrate(get_settings().sqlalchemy_url)
         with TestClient(create_app()) as client:
-            posterior = learned(client)
+            posterior = learn_posterior(client)
     made = Api(folder, url, posterior["id"], **environment)
     with made.part, closing(made.http):
         yield made

@@ -16,7 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.model_files import service
-from tests.support.journey import answered
+from tests.support.journey import check_json
 from tests.support.model_files import DESCRIPTION, LP, MPS, STO, TIM, send
 
 
@@ -25,7 +25,7 @@ def _imports_still_work(client: TestClient, tmp_path: Path, monkeypatch: pytest.
     """After each test, the next import works and no file is left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
-    answered(send(client, MPS), 201)
+    check_json(send(client, MPS), 201)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,11 +89,11 @@ def test_an_unusable_model_file_is_refused_with_a_message(client: TestClient, fi
 @pytest.mark.parametrize("name", ["../../../tmp/x", "/etc/passwd", "a`id`", "$(id)", "file:///etc/passwd", "%s%n"])
 def test_names_that_look_like_paths_are_kept_as_names(client: TestClient, name: str) -> None:
     text = MPS.replace("NAME bakery", f"NAME {name}").replace("order", name)
-    made = answered(send(client, text, DESCRIPTION | {"decisions": [name]}), 201)
+    made = check_json(send(client, text, DESCRIPTION | {"decisions": [name]}), 201)
     assert made["decisions"] == [name]
     text = client.get(f"/v1/problems/{made['id']}/mps").text
-    description = answered(client.get(f"/v1/problems/{made['id']}/mps", params={"part": "description"}))
-    assert answered(send(client, text, description), 201)["spec"] == made["spec"]
+    description = check_json(client.get(f"/v1/problems/{made['id']}/mps", params={"part": "description"}))
+    assert check_json(send(client, text, description), 201)["spec"] == made["spec"]
 
 
 def test_a_file_over_the_size_limit_is_refused_before_it_is_read(client: TestClient) -> None:
@@ -120,7 +120,7 @@ def test_a_file_that_takes_too_long_is_refused(client: TestClient, settings: Cal
 def test_a_reader_process_that_dies_fails_only_its_own_request(
     client: TestClient, settings: Callable[..., None], number: int
 ) -> None:
-    answered(send(client, MPS), 201)
+    check_json(send(client, MPS), 201)
     (process,) = service.readers.idle
     # A stopped process hangs like one stuck on a file.
     os.kill(process.pid, signal.SIGSTOP)

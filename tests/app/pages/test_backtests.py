@@ -19,19 +19,19 @@ from app.db.engine import transaction
 from app.db.tables import JobPartRow, JobRow
 from app.pages.backtests import BacktestForm, BacktestView, learned_like, parse_times, propose_columns, request_of
 from bco_core.backtest.rules import RULES
-from tests.support.backtesting import OURS, asked, days, finished, prepared
-from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
+from tests.support.backtesting import OURS, backtest_body, create_shop, days, run_backtest
+from tests.support.journey import Json, check_json, create_dataset, create_job, create_problem, learn, learn_posterior
 from tests.support.pages import another_browser, charts, look, people, send, words
 
 
 @pytest.fixture(scope="module")
 def ids(client: TestClient) -> Json:
-    return prepared(client)
+    return create_shop(client)
 
 
 @pytest.fixture(scope="module")
 def job(client: TestClient, ids: Json) -> Json:
-    return finished(client, asked(ids, name="two shops"))
+    return run_backtest(client, backtest_body(ids, name="two shops"))
 
 
 def form(ids: Json, **changes: Any) -> Json:
@@ -55,7 +55,7 @@ def test_an_empty_workspace_explains_what_a_backtest_needs(browser: TestClient) 
 
 
 def test_the_list_shows_verdicts_and_states(browser: TestClient, client: TestClient, job: Json) -> None:
-    waiting = answered(client.post("/v1/jobs", json=asked(prepared(client), name="next week")), 202)
+    waiting = check_json(client.post("/v1/jobs", json=backtest_body(create_shop(client), name="next week")), 202)
     page = look(browser, "/backtests")
     shown = words(page)
     assert "two shops ✓ worth using" in shown
@@ -70,7 +70,7 @@ def test_the_list_shows_verdicts_and_states(browser: TestClient, client: TestCli
 def test_the_form_suggests_the_latest_posterior_and_shows_the_api_call(
     browser: TestClient, client: TestClient, ids: Json
 ) -> None:
-    posterior = learned(client, name="shops", **ids)
+    posterior = learn_posterior(client, name="shops", **ids)
     page = look(browser, "/backtests/new")
     for id_ in ids.values():
         assert re.search(rf'<option value="{id_}" selected>', page.text)
@@ -94,7 +94,7 @@ def test_a_data_set_without_decision_columns_is_explained(browser: TestClient, c
 def test_the_form_creates_the_same_job_as_the_api(browser: TestClient, client: TestClient, ids: Json) -> None:
     fields = form(ids, name="quick look", judged="40", seed="3")
     address = send(browser, "/backtests", **fields).headers["location"]
-    created = answered(client.get(address.replace("/backtests/", "/v1/jobs/")))
+    created = check_json(client.get(address.replace("/backtests/", "/v1/jobs/")))
     spec = created["spec"]
     assert (created["name"], spec["splits"], spec["judged"], spec["seed"]) == ("quick look", 2, 0.4, 3)
     assert (spec["baselines"], spec["actual_decision"]) == (["constant", "season"], {"sold": "stocked"})
@@ -118,22 +118,22 @@ def test_the_form_creates_the_same_job_as_the_api(browser: TestClient, client: T
 def test_invalid_fields_show_an_error_and_keep_the_input(
     browser: TestClient, client: TestClient, ids: Json, field: str, typed: str, message: str
 ) -> None:
-    before = len(answered(client.get("/v1/jobs"))["items"])
+    before = len(check_json(client.get("/v1/jobs"))["items"])
     page = send(browser, "/backtests", 422, **form(ids, **{field: typed}))
     assert any(message in one for one in field_errors(page, field)), words(page)
     assert typed[:200] in page.text
-    assert len(answered(client.get("/v1/jobs"))["items"]) == before
+    assert len(check_json(client.get("/v1/jobs"))["items"]) == before
 
 
 def test_a_short_history_asks_for_more_rows(browser: TestClient, client: TestClient) -> None:
-    page = send(browser, "/backtests", 422, **form(prepared(client, days(6)), judged="50"))
+    page = send(browser, "/backtests", 422, **form(create_shop(client, days(6)), judged="50"))
     assert any("send more rows" in one for one in field_errors(page, "splits"))
 
 
 def test_posteriors_trained_on_all_rows_are_rejected_at_the_data_field(
     browser: TestClient, client: TestClient, ids: Json
 ) -> None:
-    posterior = learned(client, name="all rows", **ids)
+    posterior = learn_posterior(client, name="all rows", **ids)
     fields = form(ids, how="existing", posteriors=[posterior["id"]])
     page = send(browser, "/backtests", 422, **fields)
     assert any("learned from all rows" in one for one in field_errors(page, "dataset"))
@@ -176,7 +176,7 @@ def test_a_backtest_can_reuse_the_options_of_a_learn_job(client: TestClient, ids
     assert like["ours"][0]["inference"]["epochs"] == 2
     assert (like["ours"][0]["policy"], like["features"]["lags"]) == ("map", [7])
     body = ids | {"kind": "backtest", "splits": 1, "baselines": []} | like
-    created = answered(client.post("/v1/jobs", json=body), 202)
+    created = check_json(client.post("/v1/jobs", json=body), 202)
     client.post(f"/v1/jobs/{created['id']}/cancel")
     client.post(f"/v1/jobs/{job['id']}/cancel")
 
@@ -193,7 +193,7 @@ def test_decision_columns_are_suggested_by_name_or_if_there_is_only_one() -> Non
 def test_a_running_backtest_is_followed_cancelled_and_retried(
     browser: TestClient, client: TestClient, ids: Json
 ) -> None:
-    created = answered(client.post("/v1/jobs", json=asked(ids)), 202)
+    created = check_json(client.post("/v1/jobs", json=backtest_body(ids)), 202)
     page = look(browser, f"/backtests/{created['id']}")
     assert f'data-follow="/v1/jobs/{created["id"]}/events"' in page.text
     send(browser, f"/backtests/{created['id']}/cancel")
@@ -201,7 +201,7 @@ def test_a_running_backtest_is_followed_cancelled_and_retried(
     assert "was cancelled" in words(page)
     assert "data-follow" not in page.text
     send(browser, f"/backtests/{created['id']}/retry")
-    assert answered(client.get(f"/v1/jobs/{created['id']}"))["state"] == "queued"
+    assert check_json(client.get(f"/v1/jobs/{created['id']}"))["state"] == "queued"
     client.post(f"/v1/jobs/{created['id']}/cancel")
     with transaction() as session:
         failed = {"state": "failed", "error": "it took too long"}
@@ -285,7 +285,7 @@ def test_query_parameters_select_the_policies_in_the_charts(browser: TestClient,
 
 
 def test_a_result_without_its_rows_still_shows_the_summary(browser: TestClient, client: TestClient, ids: Json) -> None:
-    job = finished(client, asked(ids, splits=1, baselines=["constant"]))
+    job = run_backtest(client, backtest_body(ids, splits=1, baselines=["constant"]))
     with transaction() as session:
         session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job["id"]))
     page = look(browser, f"/backtests/{job['id']}")
@@ -297,7 +297,7 @@ def test_a_result_without_its_rows_still_shows_the_summary(browser: TestClient, 
 def test_rows_without_time_are_accumulated_in_row_order(browser: TestClient, client: TestClient) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     body = ids | {"kind": "backtest", "ours": [OURS], "splits": 2, "baselines": ["constant"]}
-    page = look(browser, f"/backtests/{finished(client, body)['id']}")
+    page = look(browser, f"/backtests/{run_backtest(client, body)['id']}")
     assert "The data has no time column" in words(page)
     drawn = charts(page)
     assert "Cost per row over time" not in drawn
@@ -307,9 +307,9 @@ def test_rows_without_time_are_accumulated_in_row_order(browser: TestClient, cli
 
 def test_compared_posteriors_are_shown_by_name(browser: TestClient, client: TestClient) -> None:
     rows = days(80)
-    ids = prepared(client, rows[:120])
-    posterior = learned(client, name="the old one", **ids)
-    answered(client.post(f"/v1/datasets/{ids['dataset_id']}/rows", json={"rows": rows[120:]}), 201)
+    ids = create_shop(client, rows[:120])
+    posterior = learn_posterior(client, name="the old one", **ids)
+    check_json(client.post(f"/v1/datasets/{ids['dataset_id']}/rows", json={"rows": rows[120:]}), 201)
     fields = form(ids, how="existing", posteriors=[posterior["id"]])
     address = send(browser, "/backtests", **fields).headers["location"]
     assert learn(client, address.removeprefix("/backtests/"))["state"] == "succeeded"

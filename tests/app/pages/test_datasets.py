@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, KeyRow, SessionRow
 from app.keys import service as keys
-from tests.support.journey import ROWS, Json, answered, counts, create_dataset, create_job, create_problem
+from tests.support.journey import ROWS, Json, check_json, counts, create_dataset, create_job, create_problem
 from tests.support.pages import HTML
 from tests.support.workbooks import sheet, workbook
 
@@ -90,7 +90,7 @@ SHOPS = {"day": "time", "shop": "series", "promotion": "context", "sold": "outco
 def create_history(client: TestClient, **changes: str) -> Json:
     form = {"name": "shops", "outcomes": "sold", "time": "day", "series": "shop", "decisions": "stocked"} | changes
     answer = client.post("/v1/datasets/upload", data=form, files={"file": ("shops.csv", shops())})
-    return answered(answer, 201)
+    return check_json(answer, 201)
 
 
 # the list
@@ -117,7 +117,7 @@ def test_the_list_is_paginated(client: TestClient) -> None:
 
 def test_the_list_shows_the_number_of_warnings(client: TestClient) -> None:
     dataset = create_history(client)
-    listed = answered(client.get("/v1/datasets?limit=1"))["items"][0]
+    listed = check_json(client.get("/v1/datasets?limit=1"))["items"][0]
     assert listed["warning_count"] == len(dataset["warnings"]) > 0
     assert listed["revision"] == 1
     assert f"{len(dataset['warnings'])} warnings</span>" in get_page(client, "/datasets")
@@ -236,7 +236,7 @@ def test_a_file_with_too_many_rows_is_rejected(client: TestClient, settings: Cal
 def test_a_previewed_file_is_saved(client: TestClient) -> None:
     answer = upload(client, shops(), SHOPS, name="three months", lead="2")
     assert answer.status_code == 204
-    dataset = answered(client.get("/v1" + answer.headers["HX-Redirect"]))
+    dataset = check_json(client.get("/v1" + answer.headers["HX-Redirect"]))
     assert (dataset["name"], dataset["lead"], dataset["rows"]) == ("three months", 2, 168)
     assert {column["name"]: column["role"] for column in dataset["columns"]} == SHOPS
     # Without scripts the browser follows the redirect itself.
@@ -244,7 +244,7 @@ def test_a_previewed_file_is_saved(client: TestClient) -> None:
     form |= {f"use.{index}": use for index, use in enumerate(SHOPS.values())}
     plain = submit(client, "/datasets/new", form, ("shops_2024.csv", shops()))
     assert plain.status_code == 303
-    assert answered(client.get("/v1" + plain.headers["location"]))["name"] == "shops 2024"
+    assert check_json(client.get("/v1" + plain.headers["location"]))["name"] == "shops 2024"
 
 
 def test_categories_omitted_columns_and_names_with_commas_are_saved(client: TestClient) -> None:
@@ -252,7 +252,7 @@ def test_categories_omitted_columns_and_names_with_commas_are_saved(client: Test
     roles = {"zone, old": "category", "code": "out", "note": "out", "sold, net": "outcome"}
     answer = upload(client, "\n".join(lines).encode(), roles)
     assert answer.status_code == 204, answer.text
-    columns = answered(client.get("/v1" + answer.headers["HX-Redirect"]))["columns"]
+    columns = check_json(client.get("/v1" + answer.headers["HX-Redirect"]))["columns"]
     assert [(column["name"], column["kind"]) for column in columns] == [
         ("zone, old", "categorical"),
         ("sold, net", "numeric"),

@@ -26,10 +26,10 @@ from tests.support.journey import (
     QUICK,
     ROWS,
     Json,
-    answered,
     await_solvers,
+    check_json,
     create_dataset,
-    learned,
+    learn_posterior,
     months,
 )
 from tests.support.pages import token
@@ -49,7 +49,7 @@ TRUCKS: Json = {
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    found = learned(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
+    found = learn_posterior(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
     await_solvers(client)
     return found
 
@@ -64,8 +64,8 @@ def shops(client: TestClient) -> Json:
     ]
     dataset = create_dataset(client, outcomes=["sold"], time="day", series=["shop"], lead=3, rows=rows)
     spec = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 3, "overage_cost": 1, "integer": True}]}
-    problem = answered(client.post("/v1/problems", json={"name": "shops", "spec": spec}), 201)
-    return learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
+    problem = check_json(client.post("/v1/problems", json={"name": "shops", "spec": spec}), 201)
+    return learn_posterior(client, dataset_id=dataset["id"], problem_id=problem["id"])
 
 
 def context_fields(context: Json) -> dict[str, str]:
@@ -73,7 +73,7 @@ def context_fields(context: Json) -> dict[str, str]:
 
 
 def call_api(client: TestClient, posterior: Json, action: str, **body: Any) -> Json:
-    return answered(client.post(f"/v1/posteriors/{posterior['id']}/{action}", json=body))
+    return check_json(client.post(f"/v1/posteriors/{posterior['id']}/{action}", json=body))
 
 
 def visible_text(page: str) -> str:
@@ -88,7 +88,7 @@ def figure(page: str, name: str) -> str:
 
 
 def logged_calls(client: TestClient, posterior: Json) -> list[Json]:
-    found: list[Json] = answered(client.get(f"/v1/prescriptions?posterior_id={posterior['id']}"))["items"]
+    found: list[Json] = check_json(client.get(f"/v1/prescriptions?posterior_id={posterior['id']}"))["items"]
     return found
 
 
@@ -151,7 +151,7 @@ def test_risk_aversion_and_policy_are_part_of_the_address(
 
 
 def test_aliases_and_decimal_commas_are_accepted(client: TestClient, browser: TestClient, posterior: Json) -> None:
-    answered(client.put("/v1/aliases/daily", json={"posterior_id": posterior["id"]}))
+    check_json(client.put("/v1/aliases/daily", json={"posterior_id": posterior["id"]}))
     by_alias = browser.get("/posteriors/daily/decide", params=context_fields(SATURDAY | {"temperature": "21,5"})).text
     plain = browser.get(f"/posteriors/{posterior['id']}/decide", params=context_fields(SATURDAY)).text
     assert figure(by_alias, "expected") == figure(plain, "expected")
@@ -385,8 +385,8 @@ def test_drivers_work_for_a_series_column_with_two_values(browser: TestClient, s
 def test_two_stage_problems_show_recourse_and_first_stage_cost(client: TestClient, browser: TestClient) -> None:
     rows = [{"rain": n % 6, "load": 20 + 3 * (n % 6) + n % 4} for n in range(60)]
     dataset = create_dataset(client, outcomes=["load"], rows=rows)
-    problem = answered(client.post("/v1/problems", json={"name": "trucks", "spec": TRUCKS}), 201)
-    trucks = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
+    problem = check_json(client.post("/v1/problems", json={"name": "trucks", "spec": TRUCKS}), 201)
+    trucks = learn_posterior(client, dataset_id=dataset["id"], problem_id=problem["id"])
     page = browser.get(f"/posteriors/{trucks['id']}/decide", params={"c.rain": "2"}).text
     result = call_api(client, trucks, "prescribe", contexts=[{"rain": 2}], include=["recourse"])["prescriptions"][0]
     expected = result["recourse"]["expected"]["courier"]
@@ -404,8 +404,8 @@ def test_binary_decisions_are_listed_by_name(client: TestClient, browser: TestCl
     }
     rows = [{"sun": n % 5} | {name: 5 + k + (n % 5) * (k % 2) for k, name in enumerate(items)} for n in range(40)]
     dataset = create_dataset(client, outcomes=items, rows=rows)
-    problem = answered(client.post("/v1/problems", json={"name": "market", "spec": spec}), 201)
-    market = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
+    problem = check_json(client.post("/v1/problems", json={"name": "market", "spec": spec}), 201)
+    market = learn_posterior(client, dataset_id=dataset["id"], problem_id=problem["id"])
     page = browser.get(f"/posteriors/{market['id']}/decide", params={"c.sun": "3"}).text
     result = call_api(client, market, "prescribe", contexts=[{"sun": 3}])["prescriptions"][0]
     taken = [name for name, amount in result["decision"].items() if amount > 0.5]
@@ -418,9 +418,9 @@ def test_binary_decisions_are_listed_by_name(client: TestClient, browser: TestCl
 def test_portfolios_show_their_expected_return(client: TestClient, browser: TestClient) -> None:
     spec = {name: value for name, value in FUND.items() if name != "target_return"}
     spec |= {"kind": "mean_variance_portfolio", "risk_aversion": 20}
-    problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)
     dataset = create_dataset(client, outcomes=["shares", "bonds", "gold"], rows=months())
-    fund = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
+    fund = learn_posterior(client, dataset_id=dataset["id"], problem_id=problem["id"])
     context = {"mood": 0.5, "rates": -1}
     page = browser.get(f"/posteriors/{fund['id']}/decide", params=context_fields(context)).text
     facts = call_api(client, fund, "prescribe", contexts=[context])["prescriptions"][0]["facts"]
@@ -432,7 +432,7 @@ def test_portfolios_show_their_expected_return(client: TestClient, browser: Test
 
 
 def test_without_its_history_the_form_starts_at_median_values(client: TestClient, browser: TestClient) -> None:
-    alone = learned(client)
+    alone = learn_posterior(client)
     with transaction() as session:
         row = session.get_one(PosteriorRow, alone["id"])
         row.dataset_id = None
@@ -449,8 +449,8 @@ def test_any_column_and_entry_names_work_and_are_escaped(client: TestClient, bro
     rows = [{odd: n % 7, "kind": "p<q" if n % 2 else "r'\"s", item: 10 + n % 7} for n in range(60)]
     dataset = create_dataset(client, outcomes=[item], rows=rows)
     spec = {"kind": "newsvendor", "items": [{"name": item, "underage_cost": 3, "overage_cost": 1}]}
-    problem = answered(client.post("/v1/problems", json={"name": "odd", "spec": spec}), 201)
-    found = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
+    problem = check_json(client.post("/v1/problems", json={"name": "odd", "spec": spec}), 201)
+    found = learn_posterior(client, dataset_id=dataset["id"], problem_id=problem["id"])
     address = f"/posteriors/{found['id']}/decide"
     context = {odd: 3, "kind": "p<q"}
     page = browser.get(address, params=context_fields(context)).text

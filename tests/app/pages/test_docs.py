@@ -18,13 +18,13 @@ from tests.support.journey import (
     CONTEXTS,
     QUICK,
     Json,
-    answered,
     await_solvers,
+    check_json,
     create_dataset,
     create_job,
     create_problem,
     learn,
-    learned,
+    learn_posterior,
 )
 from tests.support.model_files import MPS
 
@@ -49,20 +49,20 @@ def demo(client: TestClient, allowed_host: None) -> Json:
     dataset = create_dataset(client, name=DEMO_NAME, rows=rows)
     problem = create_problem(client)
     assert problem["name"] == DEMO_NAME
-    posterior = learned(client, name=DEMO_NAME, problem_id=problem["id"], dataset_id=dataset["id"])
+    posterior = learn_posterior(client, name=DEMO_NAME, problem_id=problem["id"], dataset_id=dataset["id"])
     other = create_problem(client, name="other")
-    learned(client, name="other", problem_id=other["id"], dataset_id=create_dataset(client, rows=rows)["id"])
+    learn_posterior(client, name="other", problem_id=other["id"], dataset_id=create_dataset(client, rows=rows)["id"])
     address, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:3]}
-    answer = answered(client.post(address, json=body))
-    answered(client.get(f"/v1/prescriptions/{answer['id']}"))
-    answered(client.post("/v1/webhooks/secret"), 201)
-    hook = answered(client.post("/v1/webhooks", json={"url": "https://planner.example/"}), 201)
+    answer = check_json(client.post(address, json=body))
+    check_json(client.get(f"/v1/prescriptions/{answer['id']}"))
+    check_json(client.post("/v1/webhooks/secret"), 201)
+    hook = check_json(client.post("/v1/webhooks", json={"url": "https://planner.example/"}), 201)
     return posterior | {"prescription_id": answer["id"], "webhook_id": hook["id"]}
 
 
 @pytest.fixture
 def document(client: TestClient, demo: Json) -> Json:
-    return answered(client.get("/openapi.json"))
+    return check_json(client.get("/openapi.json"))
 
 
 def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
@@ -251,9 +251,9 @@ def test_the_example_job_runs_and_its_posterior_prescribes(client: TestClient, d
     schema = document["components"]["schemas"]["LearnRequest"]
     (example,) = schema["examples"]
     small = example | {"predictor": {"kind": "linear"}, "inference": QUICK}
-    job = learn(client, answered(client.post("/v1/jobs", json=small), 202)["id"])
+    job = learn(client, check_json(client.post("/v1/jobs", json=small), 202)["id"])
     assert job["state"] == "succeeded"
-    newest = answered(client.get("/openapi.json"))
+    newest = check_json(client.get("/openapi.json"))
     path = "/v1/posteriors/{posterior_id}/prescribe"
     operation = newest["paths"][path]["post"]
     assert job["posterior_id"] in address(path, operation)
@@ -263,7 +263,7 @@ def test_the_example_job_runs_and_its_posterior_prescribes(client: TestClient, d
 def test_the_cancel_example_names_the_newest_job_of_the_demo(client: TestClient, demo: Json) -> None:
     ids = {"problem_id": demo["problem_id"], "dataset_id": demo["dataset_id"]}
     job = create_job(client, name=DEMO_NAME, **ids)
-    document = answered(client.get("/openapi.json"))
+    document = check_json(client.get("/openapi.json"))
     path = "/v1/jobs/{job_id}/cancel"
     target = address(path, document["paths"][path]["post"])
     assert job["id"] in target

@@ -9,13 +9,13 @@ from starlette.testclient import TestClient
 
 from app import demo
 from app.jobs import service
-from tests.support.journey import CONTEXTS, Json, answered, create_job, learned
+from tests.support.journey import CONTEXTS, Json, check_json, create_job, learn_posterior
 from tests.support.pages import look, people, send, words
 
 
 def cancel_all(client: TestClient) -> None:
     for state in ("queued", "running"):
-        for job in answered(client.get("/v1/jobs", params={"state": state}))["items"]:
+        for job in check_json(client.get("/v1/jobs", params={"state": state}))["items"]:
             client.post(f"/v1/jobs/{job['id']}/cancel")
 
 
@@ -41,21 +41,21 @@ def test_a_read_only_key_in_an_empty_workspace_cannot_load_the_demo(client: Test
         assert "Your key can view and decide" in words(page)
         refused = send(reader, "/demo", 403)
         assert "needs a key with the scope 'train'" in words(refused)
-    assert answered(client.get("/v1/problems"))["items"] == []
+    assert check_json(client.get("/v1/problems"))["items"] == []
 
 
 def test_loading_the_demo_needs_a_csrf_token(browser: TestClient, client: TestClient) -> None:
     assert browser.post("/demo", data={"csrf": "guessed"}).status_code == 403
-    assert answered(client.get("/v1/jobs"))["items"] == []
+    assert check_json(client.get("/v1/jobs"))["items"] == []
 
 
 def test_the_demo_button_loads_the_same_demo_as_the_command_once(browser: TestClient, client: TestClient) -> None:
     address = send(browser, "/demo").headers["location"]
     found = re.fullmatch(r"/jobs/(job_\w+)", address)
     assert found is not None
-    job = answered(client.get(f"/v1/jobs/{found[1]}"))
-    problem = answered(client.get(f"/v1/problems/{job['problem_id']}"))
-    dataset = answered(client.get(f"/v1/datasets/{job['dataset_id']}"))
+    job = check_json(client.get(f"/v1/jobs/{found[1]}"))
+    problem = check_json(client.get(f"/v1/problems/{job['problem_id']}"))
+    dataset = check_json(client.get(f"/v1/datasets/{job['dataset_id']}"))
     assert {problem["name"], dataset["name"], job["name"]} == {demo.DEMO_NAME}
     spec = demo.example_problem()["spec"]
     pairs = zip(spec["items"], problem["spec"]["items"], strict=True)
@@ -63,11 +63,11 @@ def test_the_demo_button_loads_the_same_demo_as_the_command_once(browser: TestCl
     assert items == spec["items"]
     history = demo.split_history()[0]
     assert dataset["rows"] == len(history) == 880
-    rows = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"limit": 2}))["items"]
+    rows = check_json(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"limit": 2}))["items"]
     assert [row["croissants"] for row in rows] == [row["croissants"] for row in history[:2]]
     assert (job["spec"]["seed"], job["spec"]["inference"]["method"]) == (7, "auto")
     assert send(browser, "/demo").headers["location"] == address
-    assert len(answered(client.get("/v1/jobs"))["items"]) == 1
+    assert len(check_json(client.get("/v1/jobs"))["items"]) == 1
     # a cancelled job does not count
     client.post(f"/v1/jobs/{job['id']}/cancel")
     assert send(browser, "/demo").headers["location"] != address
@@ -100,9 +100,9 @@ def test_the_page_polls_running_jobs_only_while_they_run(browser: TestClient, cl
 def test_the_page_shows_posteriors_and_the_latest_decisions(
     browser: TestClient, client: TestClient, settings: Callable[..., None]
 ) -> None:
-    posterior = learned(client, name="bakery at noon")
+    posterior = learn_posterior(client, name="bakery at noon")
     body: Json = {"contexts": CONTEXTS[:2]}
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     assert client.app.state.log.flush(10)  # type: ignore[attr-defined]
     page = look(browser, "/")
     shown = words(page)

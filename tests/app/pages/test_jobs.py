@@ -20,7 +20,7 @@ from tests.support.journey import (
     QUICK,
     ROWS,
     Json,
-    answered,
+    check_json,
     counts,
     create_dataset,
     create_job,
@@ -116,7 +116,7 @@ def test_the_form_asks_for_features_only_if_the_data_has_a_time_column(client: T
     assert "{&#34;lags&#34;: [-1]}" in refused.text
     made = send_form(browser, "/jobs/new", fields | {"features_text": '{"lags": [7]}'}, at="/jobs/new")
     assert made.status_code == 303
-    job = answered(client.get("/v1" + made.headers["location"]))
+    job = check_json(client.get("/v1" + made.headers["location"]))
     assert job["spec"]["features"]["lags"] == [7]
     service.cancel(DEFAULT_WORKSPACE, job["id"])
 
@@ -125,7 +125,7 @@ def test_the_form_creates_a_job(client: TestClient, browser: TestClient, ids: Js
     fields = FORM | ids | {"name": "by hand", "seed": "7", "method": "vi", "options": '{"epochs": 2, "members": 2}'}
     made = send_form(browser, "/jobs/new", fields, at="/jobs/new")
     assert made.status_code == 303
-    job = answered(client.get("/v1" + made.headers["location"]))
+    job = check_json(client.get("/v1" + made.headers["location"]))
     assert (job["name"], job["state"], job["spec"]["seed"]) == ("by hand", "queued", 7)
     assert job["spec"]["inference"]["epochs"] == 2
     service.cancel(DEFAULT_WORKSPACE, job["id"])
@@ -162,7 +162,7 @@ def test_invalid_choices_show_an_error_at_their_field(
     assert sentence
     if wrong != {"options": "{"}:
         body = job_pages._job_form(dict.fromkeys(job_pages.FIELDS, "") | job_pages.DEFAULTS | fields).body
-        details = [error["detail"] for error in answered(client.post("/v1/jobs", json=body), 422)["errors"]]
+        details = [error["detail"] for error in check_json(client.post("/v1/jobs", json=body), 422)["errors"]]
         assert any(detail.lower() in sentence.lower() for detail in details)
 
 
@@ -203,7 +203,7 @@ def test_a_job_can_be_watched_cancelled_and_retried(client: TestClient, browser:
     assert "data-running" not in ended.text
     again = send_form(browser, f"{address}/retry", {}, at=address)
     assert again.status_code == 303
-    assert answered(client.get(f"/v1/jobs/{job_id}"))["state"] == "queued"
+    assert check_json(client.get(f"/v1/jobs/{job_id}"))["state"] == "queued"
     learn(client, job_id)
     late = browser.post(f"{address}/cancel", data={"csrf": token(browser, "/jobs/new")})
     assert late.status_code == 409
@@ -233,7 +233,7 @@ def test_a_finished_learn_job_links_to_its_posterior(
     assert "Training" in shown
     assert "Cost of decisions" in shown
     assert "Run again" not in shown
-    reason = answered(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["reason"]
+    reason = check_json(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["reason"]
     assert reason[1:] in shown
     assert client.delete(f"/v1/posteriors/{job['posterior_id']}").status_code == 204
     assert "has been deleted" in words(browser.get(f"/jobs/{job['id']}"))
@@ -252,7 +252,7 @@ def test_a_chain_method_shows_one_trace_per_chain(client: TestClient, browser: T
 def test_other_jobs_link_to_their_results(client: TestClient, browser: TestClient, ids: Json) -> None:
     posterior = learn(client, create_job(client, **ids)["id"])["posterior_id"]
     body = {"kind": "prescribe", "posterior_id": posterior, "dataset_id": ids["dataset_id"]}
-    batch = answered(client.post("/v1/jobs", json=body), 202)["id"]
+    batch = check_json(client.post("/v1/jobs", json=body), 202)["id"]
     page = browser.get(f"/jobs/{batch}")
     assert "Decisions for a table" in words(page)
     assert f"/posteriors/{posterior}" in page.text
@@ -262,7 +262,7 @@ def test_other_jobs_link_to_their_results(client: TestClient, browser: TestClien
     assert f"/v1/jobs/{batch}/result?format=xlsx" in browser.get(f"/jobs/{batch}").text
     longer = create_dataset(client, rows=ROWS * 4)["id"]
     body = {"kind": "backtest", "problem_id": ids["problem_id"], "dataset_id": longer}
-    backtest = answered(client.post("/v1/jobs", json=body), 202)["id"]
+    backtest = check_json(client.post("/v1/jobs", json=body), 202)["id"]
     attempt = service.start(backtest)
     assert attempt is not None
     service.succeed(backtest, attempt)
@@ -334,7 +334,7 @@ def test_forms_without_a_csrf_token_are_rejected(client: TestClient, browser: Te
         for wrong in ({}, {"csrf": "0" * 64}):
             assert browser.post(path, data=FORM | ids | wrong).status_code == 403
     assert counts() == before
-    assert answered(client.get(f"/v1/jobs/{job_id}"))["state"] == "queued"
+    assert check_json(client.get(f"/v1/jobs/{job_id}"))["state"] == "queued"
     service.cancel(DEFAULT_WORKSPACE, job_id)
 
 

@@ -16,20 +16,20 @@ from app.pages.format import format_value, one_line
 from app.pages.log import MOST_ROWS, LogEntryView, outcome_request, pointer_of
 from tests.app.datasets.test_histories import context as shop_context
 from tests.app.datasets.test_histories import learned_from, shops
-from tests.support.journey import CONTEXTS, Json, answered, learned
+from tests.support.journey import CONTEXTS, Json, check_json, learn_posterior
 from tests.support.pages import another_browser, look, people, send, words
 
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, name="bakery")
+    return learn_posterior(client, name="bakery")
 
 
 def log_prescription(client: TestClient, posterior: Json, **changes: Any) -> Json:
     """Prescribe for two contexts and wait until the log has the call."""
     kind = "evaluate" if "alternatives" in changes else "prescribe"
     body = {"contexts": CONTEXTS[:2]} | changes
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/{kind}", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/{kind}", json=body))
     assert client.app.state.log.flush(10)  # type: ignore[attr-defined]
     return answer
 
@@ -66,7 +66,7 @@ def test_the_list_is_newest_first_and_paginated(
 
 
 def test_filters_narrow_the_list_and_the_export(browser: TestClient, client: TestClient, posterior: Json) -> None:
-    other = learned(client, name="another")
+    other = learn_posterior(client, name="another")
     what_if = log_prescription(
         client, other, alternatives=[{"name": "as always", "decision": {"croissants": 60, "loaves": 60}}]
     )
@@ -86,7 +86,7 @@ def test_filters_narrow_the_list_and_the_export(browser: TestClient, client: Tes
     page = look(browser, f"/log?posterior={other['id']}&outcome=no")
     assert f"posterior_id={other['id']}&has_outcome=false&format=csv" in html.unescape(page.text)
     # the last day is included
-    day = answered(client.get(f"/v1/prescriptions/{what_if['id']}"))["created_at"][:10]
+    day = check_json(client.get(f"/v1/prescriptions/{what_if['id']}"))["created_at"][:10]
     assert what_if["id"] in look(browser, f"/log?since={day}&until={day}").text
 
 
@@ -158,14 +158,14 @@ def test_an_outcome_is_recorded_costed_and_corrected(browser: TestClient, client
     path = f"/log/{answer['id']}"
     fields: Json = {"context": "1", "outcome.croissants": "70", "outcome.loaves": "80"}
     assert send(browser, f"{path}/outcome", **fields).headers["location"] == f"{path}?context=1#later"
-    record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
+    record = check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
     assert (record["index"], record["outcomes"]) == (1, {"croissants": 70, "loaves": 80})
     shown = words(look(browser, f"{path}?context=1"))
     assert "The recommended decision cost" in shown
     assert "No outcome recorded yet" in words(look(browser, path))
     actual: Json = {"context": "1", "actual_decision.croissants": "60", "actual_decision.loaves": "60"}
     send(browser, f"{path}/outcome", **actual)
-    record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
+    record = check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
     shown = words(look(browser, f"{path}?context=1"))
     assert ("would have saved" in shown) is (record["saved"] > 0)
     other = fields | {"outcome.croissants": "75"}
@@ -174,7 +174,7 @@ def test_an_outcome_is_recorded_costed_and_corrected(browser: TestClient, client
     assert 'name="replace"' in refused.text
     assert 'value="75"' in refused.text
     send(browser, f"{path}/outcome", replace="yes", **other)
-    record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
+    record = check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
     assert record["outcomes"]["croissants"] == 75
 
 
@@ -197,11 +197,11 @@ def test_invalid_outcomes_show_an_error_and_keep_the_input(
     if "nothing" not in message and "bagels" not in str(fields):
         assert any(message in one for one in field_errors(page))
         assert next(iter(fields.values())) in page.text
-    assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == []
+    assert check_json(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == []
 
 
 def test_reproduction_is_identical_until_the_posterior_is_deleted(browser: TestClient, client: TestClient) -> None:
-    posterior = learned(client, name="short-lived")
+    posterior = learn_posterior(client, name="short-lived")
     answer = log_prescription(client, posterior)
     page = send(browser, f"/log/{answer['id']}/reproduce", 200, context="0")
     assert "Identical" in words(page)

@@ -16,7 +16,7 @@ from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from app.keys import service as keys
 from app.pages.render import number, percent
-from tests.support.journey import Json, answered, create_job, learned
+from tests.support.journey import Json, check_json, create_job, learn_posterior
 from tests.support.pages import token
 from tests.support.polling import wait_until
 from tests.support.posterior_kinds import KINDS, one_of_each
@@ -47,7 +47,7 @@ def tight(page: str) -> str:
 
 
 def diagnostics_of(client: TestClient, posterior: Json) -> Json:
-    return answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
+    return check_json(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
 
 
 def send(browser: TestClient, posterior: Json, to: str, **fields: str) -> Any:
@@ -61,7 +61,7 @@ def send(browser: TestClient, posterior: Json, to: str, **fields: str) -> Any:
 def test_the_list_shows_quality_reason_problem_data_and_aliases(
     client: TestClient, browser: TestClient, posteriors: dict[str, Json]
 ) -> None:
-    answered(client.put("/v1/aliases/in.the.list", json={"posterior_id": posteriors["chains"]["id"]}))
+    check_json(client.put("/v1/aliases/in.the.list", json={"posterior_id": posteriors["chains"]["id"]}))
     page = words(get_page(browser, "/posteriors"))
     for one in posteriors.values():
         assert one["reason"][1:] in page
@@ -247,7 +247,7 @@ def test_a_posterior_shows_its_provenance(client: TestClient, browser: TestClien
 def test_an_alias_opens_the_page_of_its_posterior(
     client: TestClient, browser: TestClient, posteriors: dict[str, Json]
 ) -> None:
-    answered(client.put("/v1/aliases/by.name", json={"posterior_id": posteriors["time"]["id"]}))
+    check_json(client.put("/v1/aliases/by.name", json={"posterior_id": posteriors["time"]["id"]}))
     assert posteriors["time"]["id"] in get_page(browser, "/posteriors/by.name")
     assert "no posterior has this id" in words(get_page(browser, "/posteriors/nobody", 404)).lower()
     queued = create_job(client)
@@ -351,10 +351,10 @@ def get_part(browser: TestClient, path: str) -> str:
 def test_drivers_agree_with_the_api(client: TestClient, browser: TestClient, posteriors: dict[str, Json]) -> None:
     """With a single column, the drivers show only its mean absolute contribution."""
     posterior = posteriors["surrogate"]
-    rows = answered(client.get(f"/v1/datasets/{posterior['dataset_id']}/rows?last=true&limit=120"))["items"]
+    rows = check_json(client.get(f"/v1/datasets/{posterior['dataset_id']}/rows?last=true&limit=120"))["items"]
     sample = random.Random(0).sample(rows, 12)
     body = {"contexts": [{"rain": row["rain"]} for row in sample], "include": ["sensitivity"]}
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     text = get_part(browser, f"/posteriors/{posterior['id']}/drivers")
     for name in ("bridge", "tunnel"):
         shares = [
@@ -407,7 +407,7 @@ def test_aliases_are_added_moved_and_deleted(
     assert "shop.live" in page
     assert "not compared" not in words(page)
     assert send(browser, new, "aliases", name="shop.live", names_now=old["id"]).status_code == 303
-    assert answered(client.get("/v1/aliases/shop.live"))["posterior_id"] == new["id"]
+    assert check_json(client.get("/v1/aliases/shop.live"))["posterior_id"] == new["id"]
     page = words(get_page(browser, f"/posteriors/{new['id']}"))
     assert "shop.live points to this posterior since" in page
     assert "History of shop.live" in page
@@ -433,12 +433,12 @@ def test_an_invalid_alias_shows_an_error_at_its_field(
 def test_a_taken_alias_is_moved_only_after_confirmation(
     client: TestClient, browser: TestClient, posteriors: dict[str, Json]
 ) -> None:
-    answered(client.put("/v1/aliases/taken", json={"posterior_id": posteriors["surrogate"]["id"]}))
+    check_json(client.put("/v1/aliases/taken", json={"posterior_id": posteriors["surrogate"]["id"]}))
     answer = send(browser, posteriors["chains"], "aliases", name="taken")
     assert answer.status_code == 409
     assert "taken points to another posterior" in words(answer.text)
     assert f'name="names_now" value="{posteriors["surrogate"]["id"]}"' in answer.text
-    assert answered(client.get("/v1/aliases/taken"))["posterior_id"] == posteriors["surrogate"]["id"]
+    assert check_json(client.get("/v1/aliases/taken"))["posterior_id"] == posteriors["surrogate"]["id"]
     stale = send(browser, posteriors["chains"], "aliases", name="taken", names_now=posteriors["time"]["id"])
     assert stale.status_code == 409
     assert (
@@ -457,17 +457,17 @@ def test_a_posterior_can_be_updated_with_new_rows(
     assert "Update with new rows" not in get_page(browser, f"/posteriors/{posteriors['mixture']['id']}")
     answer = send(browser, posteriors["time"], "learn-on", alias="learned.live")
     assert answer.status_code == 303
-    job = answered(client.get(f"/v1{answer.headers['location']}"))
+    job = check_json(client.get(f"/v1{answer.headers['location']}"))
     assert job["spec"]["from_posterior"]["posterior_id"] == posteriors["time"]["id"]
     assert job["spec"]["promote"] == {"alias": "learned.live", "when": "if_not_worse"}
-    answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
+    check_json(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
     refused = send(browser, posteriors["mixture"], "learn-on")
     assert refused.status_code == 422
     assert "already learned from all rows" in words(refused.text)
 
 
 def test_a_posterior_can_be_deleted(client: TestClient, browser: TestClient) -> None:
-    gone = learned(client, name="gone")
+    gone = learn_posterior(client, name="gone")
     answer = send(browser, gone, "delete")
     assert (answer.status_code, answer.headers["location"]) == (303, "/posteriors")
     get_page(browser, f"/posteriors/{gone['id']}", 404)

@@ -16,7 +16,7 @@ from app.pages.problems.notation import model_of
 from app.pages.problems.spec_tables import facts_of, tables_of
 from app.problems.schemas import ProblemSpec
 from bco_core.problems.registry import PROBLEMS
-from tests.support.journey import Json, answered, counts, create_dataset, create_job, create_problem, learned
+from tests.support.journey import Json, check_json, counts, create_dataset, create_job, create_problem, learn_posterior
 from tests.support.pages import log_in, send_form, token, words
 
 ITEM = {"few": "1.8", "many": "0.6", "least": "", "most": "", "stock": "", "pack": "", "level": "", "whole": ""}
@@ -59,7 +59,7 @@ def test_every_kind_has_a_card_and_an_example() -> None:
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_every_kind_is_shown_as_a_mathematical_model(client: TestClient, browser: TestClient, name: str) -> None:
-    created = answered(client.post("/v1/problems", json={"name": f"<b>{name}</b>", "spec": KINDS[name].example}), 201)
+    created = check_json(client.post("/v1/problems", json={"name": f"<b>{name}</b>", "spec": KINDS[name].example}), 201)
     page = browser.get(f"/problems/{created['id']}")
     assert page.status_code == 200
     shown = words(page)
@@ -115,7 +115,7 @@ def newsvendor(**changes: Any) -> Json:
 def test_the_newsvendor_model_shows_only_the_options_in_use(
     client: TestClient, browser: TestClient, spec: Json, expected: str
 ) -> None:
-    created = answered(client.post("/v1/problems", json={"name": "rolls", "spec": spec}), 201)
+    created = check_json(client.post("/v1/problems", json={"name": "rolls", "spec": spec}), 201)
     assert expected in words(browser.get(f"/problems/{created['id']}"))
 
 
@@ -146,7 +146,7 @@ def test_large_models_are_abbreviated(client: TestClient, browser: TestClient) -
             }
         ],
     }
-    created = answered(client.post("/v1/problems", json={"name": "many", "spec": spec}), 201)
+    created = check_json(client.post("/v1/problems", json={"name": "many", "spec": spec}), 201)
     page = browser.get(f"/problems/{created['id']}")
     shown = words(page)
     assert "(52 more)" in shown
@@ -169,7 +169,7 @@ def test_the_list_can_be_filtered_by_kind(client: TestClient, browser: TestClien
 
 
 def test_a_problem_shows_matching_data_sets_and_posteriors(client: TestClient, browser: TestClient) -> None:
-    created = learned(client, name="learned from days")
+    created = learn_posterior(client, name="learned from days")
     create_dataset(client, name="other outcomes", outcomes=["temperature"], contexts=["weekday"])
     shown = words(browser.get(f"/problems/{created['problem_id']}"))
     fitting = shown[shown.index("Matching data sets") : shown.rindex("Posteriors")]
@@ -190,7 +190,7 @@ def test_the_item_table_creates_a_newsvendor(client: TestClient, browser: TestCl
     )
     created = send_form(browser, "/problems/new", rows, at="/problems/new?kind=newsvendor")
     assert created.status_code == 303
-    spec = answered(client.get("/v1" + created.headers["location"]))["spec"]
+    spec = check_json(client.get("/v1" + created.headers["location"]))["spec"]
     rolls, buns = spec["items"]
     assert (rolls["name"], rolls["underage_cost"], rolls["maximum_order"]) == ("rolls", 1.8, 120)
     assert (rolls["stock"], rolls["pack_size"], rolls["minimum_service_level"], rolls["integer"]) == (3, 6, 0.9, False)
@@ -226,7 +226,7 @@ def test_invalid_items_show_an_error_and_keep_the_input(client: TestClient, brow
         },
     )
     shown = words(page).lower()
-    assert all(error["detail"].lower() in shown for error in answered(api, 422)["errors"])
+    assert all(error["detail"].lower() in shown for error in check_json(api, 422)["errors"])
     assert counts() == before
 
 
@@ -304,7 +304,7 @@ def test_an_mps_file_becomes_a_problem(client: TestClient, browser: TestClient) 
     fields = {"name": "bread", "description": json.dumps(UNCERTAIN)}
     created = send_form(browser, "/problems/import", fields, files={"file": ("bread.mps", BREAD.encode())})
     assert created.status_code == 303
-    problem = answered(client.get("/v1" + created.headers["location"]))
+    problem = check_json(client.get("/v1" + created.headers["location"]))
     assert (problem["outcomes"], problem["decisions"]) == (["demand"], ["order"])
     assert client.get(f"/v1{created.headers['location']}/mps").status_code == 200
 

@@ -17,7 +17,7 @@ from app.http import security
 from app.keys import service as keys
 from app.main import create_app
 from app.pages.api_client import Call
-from tests.support.journey import answered, create_problem
+from tests.support.journey import check_json, create_problem
 from tests.support.pages import HTML, token
 
 
@@ -241,4 +241,4 @@ def test_redoc_is_served_without_any_other_host(browser: TestClient) -> None:
     script = browser.get("/docs/redoc.js")
     assert script.status_code == 200
     assert "cdn.redoc.ly" not in script.text
-    answered(browser.get("/openapi.json"))
+    check_json(browser.get("/openapi.json"))

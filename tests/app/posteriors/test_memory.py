@@ -19,7 +19,7 @@ from app.posteriors import service, shared
 from app.prescriptions import cache
 from app.prescriptions.cache import size_of
 from bco_core.posterior import Posterior
-from tests.support.journey import Json, learned, prescribe
+from tests.support.journey import Json, learn_posterior, prescribe
 
 RELEASE_SCRIPT = """
 import numpy as np, psutil
@@ -36,7 +36,7 @@ print((psutil.Process().memory_info().rss - before) / 1e6)
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4)
+    return learn_posterior(client, seed=4)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_shared_files_give_the_same_answer_as_the_database(client: TestClient, p
 
 
 def test_deleting_a_posterior_deletes_its_files(client: TestClient, folder: Path) -> None:
-    made = learned(client)
+    made = learn_posterior(client)
     client.app.state.posteriors = cache.cache_from_settings()
     prescribe(client, made["id"])
     assert (folder / made["id"]).is_dir()
@@ -101,7 +101,7 @@ def test_deleting_a_posterior_deletes_its_files(client: TestClient, folder: Path
 def test_fresh_draws_are_shared_and_deleted_with_their_posterior(
     client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = learned(client)
+    made = learn_posterior(client)
     client.app.state.posteriors = cache.cache_from_settings()
     alone = prescribe(client, made["id"], seed=5)
     # Another process starts with an empty cache and draws nothing.

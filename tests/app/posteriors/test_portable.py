@@ -25,12 +25,12 @@ from app.posteriors import portable
 from app.settings import get_settings
 from bco_core.errors import InvalidInput
 from tests.support.in_process import service_on
-from tests.support.journey import Json, answered, counts, learned, prescribe
+from tests.support.journey import Json, check_json, counts, learn_posterior, prescribe
 
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, predictor={"kind": "skip_mlp", "hidden": [8]}, name="spring")
+    return learn_posterior(client, predictor={"kind": "skip_mlp", "hidden": [8]}, name="spring")
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def test_an_imported_posterior_makes_the_same_decisions(
         assert (result.exit_code, posterior["id"] in result.output) == (0, True), result.output
         there = [prescribe(other, posterior["id"], **options) for options in ({}, {"seed": 3, "policy": "bcp"})]
         assert there == here
-        found = answered(other.get(f"/v1/posteriors/{posterior['id']}"))
+        found = check_json(other.get(f"/v1/posteriors/{posterior['id']}"))
         assert found == posterior | {"job_id": None, "dataset_id": None}
-        assert answered(other.get(f"/v1/problems/{posterior['problem_id']}"))["spec"] == posterior["problem"]
+        assert check_json(other.get(f"/v1/problems/{posterior['problem_id']}"))["spec"] == posterior["problem"]
         for path in ("diagnostics", "particles"):
             assert other.get(f"/v1/posteriors/{posterior['id']}/{path}").status_code == 200
         again = command("import", exported_file)

@@ -29,11 +29,11 @@ from tests.support.journey import (
     QUICK,
     ROWS,
     Json,
-    answered,
+    check_json,
     counts,
     create_dataset,
     create_job,
-    learned,
+    learn_posterior,
     pages,
     prescribe,
 )
@@ -57,7 +57,7 @@ ARRAYS = {
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, name="shared", seed=11)
+    return learn_posterior(client, name="shared", seed=11)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def split(client: TestClient) -> Json:
     """The same posterior with stored particles, in blocks of three."""
     with storing_particles() as patch:
         patch.setattr(blobs, "BLOCK_BYTES", 300)
-        return learned(client, name="split", seed=11)
+        return learn_posterior(client, name="split", seed=11)
 
 
 def download(client: TestClient, posterior_id: str, **query: int) -> dict[str, Array]:
@@ -120,11 +120,11 @@ def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_posterior_shows_its_provenance_and_its_columns(client: TestClient, posterior: Json) -> None:
-    job = answered(client.get(f"/v1/jobs/{posterior['job_id']}"))
+    job = check_json(client.get(f"/v1/jobs/{posterior['job_id']}"))
     assert posterior["id"] == job["posterior_id"]
     assert (posterior["problem_id"], posterior["dataset_id"]) == (job["problem_id"], job["dataset_id"])
-    assert posterior["problem"] == answered(client.get(f"/v1/problems/{posterior['problem_id']}"))["spec"]
-    assert posterior["columns"] == answered(client.get(f"/v1/datasets/{posterior['dataset_id']}"))["columns"]
+    assert posterior["problem"] == check_json(client.get(f"/v1/problems/{posterior['problem_id']}"))["spec"]
+    assert posterior["columns"] == check_json(client.get(f"/v1/datasets/{posterior['dataset_id']}"))["columns"]
     history = posterior["description"]["history"]
     assert history["carry"] in CARRIES
     assert history["bandwidth"] is None or history["bandwidth"] > 0
@@ -139,7 +139,7 @@ def test_a_posterior_shows_its_provenance_and_its_columns(client: TestClient, po
 
 def test_posteriors_are_listed_newest_first_a_page_at_a_time(client: TestClient, posterior: Json) -> None:
     for _ in range(3):
-        learned(client)
+        learn_posterior(client)
     found = pages(client, "/v1/posteriors", 2)
     ids = [item["id"] for page in found for item in page]
     assert ids == sorted(ids, reverse=True)
@@ -150,7 +150,7 @@ def test_posteriors_are_listed_newest_first_a_page_at_a_time(client: TestClient,
 
 
 def test_diagnostics_compare_every_policy_with_the_best_constant_decision(client: TestClient, posterior: Json) -> None:
-    found = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
+    found = check_json(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
     assert set(found["held_out_cost"]) == set(POLICIES)
     assert (found["quality"], found["reason"]) == (posterior["quality"], posterior["reason"])
     # Each of two members holds out a fifth of the 60 rows.
@@ -165,9 +165,9 @@ def test_diagnostics_show_the_provenance_of_training(client: TestClient) -> None
     dataset = create_dataset(client)
     job = create_job(client, dataset_id=dataset["id"])
     rows = {"rows": [ROWS[0]]}
-    assert answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json=rows), 201)["digest"] != dataset["digest"]
-    posterior = answered(client.get(f"/v1/posteriors/{run(client, job['id'])['posterior_id']}"))
-    origin = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))["origin"]
+    assert check_json(client.post(f"/v1/datasets/{dataset['id']}/rows", json=rows), 201)["digest"] != dataset["digest"]
+    posterior = check_json(client.get(f"/v1/posteriors/{run(client, job['id'])['posterior_id']}"))
+    origin = check_json(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))["origin"]
     assert (origin["revision"], origin["dataset_digest"]) == (1, dataset["digest"])
     assert origin["versions"]["bco-service"] == version("bco-service")
     assert origin["versions"]["torch"] == version("torch")
@@ -231,13 +231,13 @@ def test_reproducible_particles_are_redrawn_instead_of_stored(client: TestClient
 
 def test_the_particles_of_chains_are_stored(client: TestClient) -> None:
     chains = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20, "particles": 40, "inverse_temperature": 100}
-    assert "particles" in stored_arrays(learned(client, inference=chains)["id"])
+    assert "particles" in stored_arrays(learn_posterior(client, inference=chains)["id"])
 
 
 def test_particles_that_differ_by_rounding_are_used_with_a_warning(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = learned(client)
+    made = learn_posterior(client)
     before = arrays_of(made["id"])["particles"]
     assert not any("other digits" in message for message in caplog.messages)
 
@@ -281,7 +281,7 @@ def test_no_stored_block_is_a_pickle(split: Json) -> None:
 def damaged(client: TestClient) -> Json:
     """A posterior to damage and repair."""
     with storing_particles():
-        return learned(client, name="damaged")
+        return learn_posterior(client, name="damaged")
 
 
 @pytest.mark.parametrize("array", sorted(ARRAYS))
@@ -303,7 +303,7 @@ def test_a_posterior_with_a_flipped_byte_is_refused(client: TestClient, damaged:
 def test_damage_to_one_block_leaves_the_others_readable(client: TestClient) -> None:
     with storing_particles() as patch:
         patch.setattr(blobs, "BLOCK_BYTES", 300)
-        damaged = learned(client)
+        damaged = learn_posterior(client)
     flip_a_byte(damaged["id"], "particles", block=5)
     assert len(download(client, damaged["id"], first=0, count=15)["particles"]) == 15
     assert len(download(client, damaged["id"], first=18)["particles"]) == 22
@@ -313,7 +313,7 @@ def test_damage_to_one_block_leaves_the_others_readable(client: TestClient) -> N
 
 
 def test_a_deleted_posterior_is_gone_with_its_blocks_and_cache_entry(client: TestClient) -> None:
-    made = learned(client)
+    made = learn_posterior(client)
     path = f"/v1/posteriors/{made['id']}"
     prescribe(client, made["id"])
     before = counts()

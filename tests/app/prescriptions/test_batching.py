@@ -23,12 +23,14 @@ from app.main import create_app
 from app.prescriptions import cache, service
 from app.prescriptions.batching import Batcher
 from bco_core.policies import POLICIES
-from tests.support.journey import CONTEXTS, QUICK, Json, learned, prescribe, without_id
+from tests.support.journey import CONTEXTS, QUICK, Json, learn_posterior, prescribe, without_id
 
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, predictor={"kind": "skip_mlp", "hidden": [9]}, inference=QUICK | {"particles": 60})
+    return learn_posterior(
+        client, seed=4, predictor={"kind": "skip_mlp", "hidden": [9]}, inference=QUICK | {"particles": 60}
+    )
 
 
 def path(posterior: Json) -> str:
@@ -236,7 +238,7 @@ def test_a_warm_call_does_not_read_the_database(
 def test_a_posterior_deleted_by_another_process_is_gone_after_a_second(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = learned(client)
+    made = learn_posterior(client)
     prescribe(client, made["id"])
     with transaction() as session:
         session.execute(sa.delete(PosteriorRow).where(PosteriorRow.id == made["id"]))

@@ -24,7 +24,7 @@ from bco_core.policies import POLICIES
 from bco_core.problems.registry import build_problem
 from tests.support.hard_searches import market_split
 from tests.support.in_process import service_on
-from tests.support.journey import CONTEXTS, QUICK, Json, answered, create_dataset, learned
+from tests.support.journey import CONTEXTS, QUICK, Json, check_json, create_dataset, learn_posterior
 from tests.support.polling import wait_until, within
 from tests.support.processes import Part, alive, descendants, is_ready
 
@@ -46,11 +46,11 @@ def posteriors(empty_database: Callable[[str], str]) -> Posteriors:
     with service_on(url):
         migrate(get_settings().sqlalchemy_url)
         with TestClient(create_app()) as client:
-            problem = answered(client.post("/v1/problems", json={"name": "split", "spec": market_split()}), 201)
+            problem = check_json(client.post("/v1/problems", json={"name": "split", "spec": market_split()}), 201)
             rows = [{"hour": float(hour), "shift": float(hour % 5)} for hour in range(40)]
             dataset = create_dataset(client, outcomes=["shift"], rows=rows)
-            hard = learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
-            return Posteriors(url, hard["id"], learned(client)["id"])
+            hard = learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
+            return Posteriors(url, hard["id"], learn_posterior(client)["id"])
 
 
 class Api(Part):
@@ -132,7 +132,7 @@ def test_a_hard_search_returns_the_best_decision_found_in_its_time(api: Api, pol
         began = time.monotonic()
         response = api.search(policy=policy, time_limit_seconds=1)
         assert time.monotonic() - began < 1.5 + PATIENCE
-        (found,) = answered(response)["prescriptions"]
+        (found,) = check_json(response)["prescriptions"]
         if found["gap"] is not None and None not in found["map"]["decision"].values():
             break
     assert found["status"] == "time_limit"
@@ -150,7 +150,7 @@ def test_completing_a_partial_decision_keeps_its_time_limit(api: Api) -> None:
         began = time.monotonic()
         response = api.evaluate(time_limit_seconds=3)
         assert time.monotonic() - began < 3.5 + PATIENCE
-        (found,) = answered(response)["evaluations"]
+        (found,) = check_json(response)["evaluations"]
         given, left = found["alternatives"]
         if left["expected_cost"] is not None and found["ours"]["expected_cost"] is not None:
             break
@@ -172,14 +172,14 @@ def test_clients_that_disconnect_free_their_slots(api: Api, call: Callable[..., 
         calls = [pool.submit(disconnect) for _ in range(8)]
         time.sleep(0.5)
         began = time.monotonic()
-        answered(api.order_bread())
+        check_json(api.order_bread())
         assert time.monotonic() - began < PATIENCE
         for call in calls:
             call.result()
     within("their slots are free", lambda: api.in_flight() == 0, 1 + PATIENCE)
     within("their searches have ended", lambda: api.busy_processes() == [], 2 + PATIENCE)
     began = time.monotonic()
-    answered(api.search(time_limit_seconds=1))
+    check_json(api.search(time_limit_seconds=1))
     assert time.monotonic() - began < 1.5 + PATIENCE
 
 
@@ -252,11 +252,11 @@ def test_creating_a_job_does_not_rebuild_a_large_problem(api: Api) -> None:
         {"hour": float(hour)} | {name: float((hour + i) % 10) for i, name in enumerate(names)} for hour in range(40)
     ]
     dataset = create_dataset(api.http, outcomes=names, rows=rows)
-    made = answered(api.http.post("/v1/problems", json=problem), 201)
+    made = check_json(api.http.post("/v1/problems", json=problem), 201)
     spent = -api.cpu_seconds()
     for _ in range(3):
         body = {"problem_id": made["id"], "dataset_id": dataset["id"], "inference": QUICK}
-        answered(api.http.post("/v1/jobs", json=body), 202)
+        check_json(api.http.post("/v1/jobs", json=body), 202)
     spent += api.cpu_seconds()
     built = -time.process_time()
     build_problem(made["spec"])

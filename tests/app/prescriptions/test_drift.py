@@ -19,7 +19,15 @@ from app.prescriptions.cache import cache_from_settings, cached_posterior
 from app.prescriptions.drift import DriftAnswer, judge_rows
 from bco_core.errors import OutOfTime
 from bco_core.prescribe import PrescribeOptions, prescribe
-from tests.support.journey import OUTCOMES, Json, answered, await_solvers, create_dataset, create_problem, learned
+from tests.support.journey import (
+    OUTCOMES,
+    Json,
+    await_solvers,
+    check_json,
+    create_dataset,
+    create_problem,
+    learn_posterior,
+)
 
 # The posterior learns from HISTORY; LATER is appended.
 HISTORY, LATER = bakery_rows(400)[:200], bakery_rows(400)[200:]
@@ -28,7 +36,7 @@ GOOD: Json = {"inference": {"method": "vi", "members": 2, "epochs": 20, "particl
 
 def append(client: TestClient, posterior: Json, rows: list[Json]) -> None:
     """Append rows to the posterior's data set as its next revision."""
-    answered(client.post(f"/v1/datasets/{posterior['dataset_id']}/rows", json={"rows": rows}), 201)
+    check_json(client.post(f"/v1/datasets/{posterior['dataset_id']}/rows", json={"rows": rows}), 201)
 
 
 def float_rows(rows: list[Json], **factors: float) -> list[Json]:
@@ -48,7 +56,7 @@ def drift_of(posterior: Json, dataset_id: str | None = None, seconds: float = 60
 @pytest.fixture
 def posterior(client: TestClient) -> Json:
     dataset = create_dataset(client, rows=float_rows(HISTORY))
-    return learned(client, dataset_id=dataset["id"], **GOOD)
+    return learn_posterior(client, dataset_id=dataset["id"], **GOOD)
 
 
 def test_without_later_rows_the_verdict_is_too_few(posterior: Json) -> None:
@@ -151,7 +159,7 @@ def test_lags_use_only_outcomes_known_at_that_time(client: TestClient) -> None:
     dataset = create_dataset(client, rows=days[:200], outcomes=["demand"], time="day")
     item = {"name": "demand", "underage_cost": 3, "overage_cost": 1}
     problem = create_problem(client, spec={"kind": "newsvendor", "items": [item]})
-    made = learned(client, dataset_id=dataset["id"], problem_id=problem["id"], **GOOD)
+    made = learn_posterior(client, dataset_id=dataset["id"], problem_id=problem["id"], **GOOD)
     append(client, made, days[200:])
     calm = drift_of(made)
     assert calm.overall is not None
@@ -195,8 +203,8 @@ def test_a_posterior_of_another_workspace_is_not_found(client: TestClient, poste
 def test_drift_runs_in_a_solver_process_and_accepts_an_alias(client: TestClient, posterior: Json) -> None:
     await_solvers(client)
     append(client, posterior, float_rows(LATER[:60]))
-    answered(client.put("/v1/aliases/drifts", json={"posterior_id": posterior["id"]}))
-    found = answered(client.get("/v1/posteriors/drifts/drift"))
+    check_json(client.put("/v1/aliases/drifts", json={"posterior_id": posterior["id"]}))
+    found = check_json(client.get("/v1/posteriors/drifts/drift"))
     assert found == drift_of(posterior).model_dump()
     assert (found["posterior_id"], found["digest"]) == (posterior["id"], posterior["digest"])
     assert client.app.state.solvers.pids()  # type: ignore[attr-defined]

@@ -28,10 +28,10 @@ from tests.support.journey import (
     OUTCOMES,
     QUICK,
     Json,
-    answered,
     await_solvers,
+    check_json,
     create_dataset,
-    learned,
+    learn_posterior,
     months,
     prescribe,
 )
@@ -42,7 +42,7 @@ YARD = [{"name": "yard", "coefficients": {"small": 1, "large": 1}, "sense": "<="
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
+    return learn_posterior(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def post_evaluate(client: TestClient, posterior_id: str, **body: Any) -> Any:
 
 def evaluate(client: TestClient, posterior_id: str, **body: Any) -> Json:
     """Return the answer without its id, which is unique per call."""
-    answer = answered(post_evaluate(client, posterior_id, **body))
+    answer = check_json(post_evaluate(client, posterior_id, **body))
     assert answer.pop("id").startswith("pres_")
     return answer
 
@@ -179,7 +179,7 @@ def test_a_patch_changes_the_cost_of_decisions(client: TestClient, posterior: Js
 
 
 def test_an_alias_works_in_place_of_an_id(client: TestClient, posterior: Json) -> None:
-    answered(client.put("/v1/aliases/bakers", json={"posterior_id": posterior["id"]}))
+    check_json(client.put("/v1/aliases/bakers", json={"posterior_id": posterior["id"]}))
     answer = evaluate(client, "bakers", decisions=[{"loaves": 60}])
     assert answer == evaluate(client, posterior["id"], decisions=[{"loaves": 60}])
 
@@ -308,10 +308,10 @@ def test_calls_without_a_free_slot_are_refused(client: TestClient, posterior: Js
 
 
 def test_a_portfolio_reports_how_often_a_decision_meets_its_target(client: TestClient) -> None:
-    problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
     dataset = create_dataset(client, outcomes=ASSETS, rows=months())
     quick = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20}
-    fund = learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=quick)
+    fund = learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=quick)
     body = {"contexts": [{"mood": 0.2, "rates": 0.1}], "scenarios": 40}
     alternatives = [{"decision": {"shares": 0.0, "bonds": 0.0, "gold": 0.2}}, {"decision": {"gold": 0.3}}]
     (one,) = evaluate(client, fund["id"], **body, alternatives=alternatives)["evaluations"]

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from app.keys import service as keys
 from app.main import create_app
 from app.prescriptions import fast_path
-from tests.support.journey import CONTEXTS, Json, learned, without_id
+from tests.support.journey import CONTEXTS, Json, learn_posterior, without_id
 
 ONE = CONTEXTS[0]
 BODIES: dict[str, Any] = {
@@ -63,7 +63,7 @@ ALL = {name: json.dumps(body).encode() for name, body in BODIES.items()} | RAW
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4)
+    return learn_posterior(client, seed=4)
 
 
 @pytest.fixture

@@ -24,25 +24,25 @@ from tests.support.journey import (
     OUTCOMES,
     ROWS,
     Json,
-    answered,
     await_solvers,
+    check_json,
     create_dataset,
-    learned,
+    learn_posterior,
     prescribe,
 )
-from tests.support.prescription_details import ALL, DAYS, STORES, atoms, made, opened
+from tests.support.prescription_details import ALL, DAYS, STORES, atoms, learn_from_spec, prescribe_with_details
 
 PARQUET = "application/vnd.apache.parquet"
 
 
 @pytest.fixture(scope="module")
 def bakery(client: TestClient) -> Json:
-    return learned(client)
+    return learn_posterior(client)
 
 
 def test_sensitivity_matches_finite_differences_of_other_calls(client: TestClient, bakery: Json) -> None:
     context = CONTEXTS[0]
-    found = opened(client, bakery, context, policy="averaged")
+    found = prescribe_with_details(client, bakery, context, policy="averaged")
     part = found["sensitivity"]
 
     def change(**other: Any) -> dict[str, float]:
@@ -83,8 +83,11 @@ def test_sensitivity_matches_finite_differences_of_other_calls(client: TestClien
 
 def test_shadow_prices_are_listed_by_constraint_name(client: TestClient) -> None:
     tight = STORES | {"decision_rows": [STORES["decision_rows"][0] | {"limit": 15}]}
-    found = opened(
-        client, made(client, tight, ["port", "mill"], DAYS), {"rain": 2.0}, include=["sensitivity", "scenarios"]
+    found = prescribe_with_details(
+        client,
+        learn_from_spec(client, tight, ["port", "mill"], DAYS),
+        {"rain": 2.0},
+        include=["sensitivity", "scenarios"],
     )
     prices = {one["rule"]: one["price"] for one in found["sensitivity"]["prices"]}
     assert {"decision_rows/budget", "rows/serve port", "rows/row 2"} <= set(prices)
@@ -100,7 +103,7 @@ def test_shadow_prices_are_listed_by_constraint_name(client: TestClient) -> None
 
 
 def test_neighbours_are_the_nearest_rows_with_the_cost_of_the_decision(client: TestClient, bakery: Json) -> None:
-    found = opened(client, bakery, CONTEXTS[7], include=["neighbours"], neighbours=3)
+    found = prescribe_with_details(client, bakery, CONTEXTS[7], include=["neighbours"], neighbours=3)
     assert set(found) & set(ALL) == {"neighbours"}
     part = found["neighbours"]
     assert part["of_rows"] == len(ROWS)
@@ -116,18 +119,18 @@ def test_neighbours_are_the_nearest_rows_with_the_cost_of_the_decision(client: T
 
 
 def test_neighbours_are_refused_when_the_rows_are_gone(client: TestClient) -> None:
-    posterior = learned(client)
+    posterior = learn_posterior(client)
     with transaction() as session:
         session.get_one(PosteriorRow, posterior["id"]).dataset_id = None
     body = {"contexts": CONTEXTS[:1], "include": ["neighbours"]}
-    problem = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body), 409)
+    problem = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body), 409)
     assert "rows of the history" in problem["detail"]
 
 
 def test_scenarios_are_served_as_one_long_table(client: TestClient, bakery: Json) -> None:
     body = {"contexts": CONTEXTS[:2], "scenarios": 15, "include": ["scenarios"]}
     address = f"/v1/posteriors/{bakery['id']}/prescribe"
-    plain = answered(client.post(address, json=body))["prescriptions"]
+    plain = check_json(client.post(address, json=body))["prescriptions"]
     response = client.post(address, json=body, headers={"accept": PARQUET})
     assert (response.status_code, response.headers["content-type"]) == (200, PARQUET)
     table = pq.read_table(io.BytesIO(response.content))
@@ -136,7 +139,7 @@ def test_scenarios_are_served_as_one_long_table(client: TestClient, bakery: Json
     assert table["context"].to_pylist() == [0] * 15 + [1] * 15
     assert table["cost"].to_pylist() == [cost for one in plain for cost in one["scenarios"]["costs"]]
     refused = client.post(address, json=body | {"include": ["outcomes"]}, headers={"accept": PARQUET})
-    assert "only scenarios" in answered(refused, 422)["detail"]
+    assert "only scenarios" in check_json(refused, 422)["detail"]
 
 
 def test_parts_not_included_are_absent_and_change_nothing(client: TestClient, bakery: Json) -> None:
@@ -172,7 +175,7 @@ def test_a_refused_context_has_no_included_parts(client: TestClient, bakery: Jso
 )
 def test_an_unusable_include_is_refused(client: TestClient, bakery: Json, changes: Json, words: str) -> None:
     body = {"contexts": CONTEXTS[:1]} | changes
-    problem = answered(client.post(f"/v1/posteriors/{bakery['id']}/prescribe", json=body), 422)
+    problem = check_json(client.post(f"/v1/posteriors/{bakery['id']}/prescribe", json=body), 422)
     assert words in json.dumps(problem)
 
 
@@ -190,7 +193,7 @@ def run_batch(client: TestClient, job_id: str) -> None:
         compute.run_part(job_id, seq)
 
     compute.run(job_id, attempt, next_part)
-    assert answered(client.get(f"/v1/jobs/{job_id}"))["state"] == "succeeded"
+    assert check_json(client.get(f"/v1/jobs/{job_id}"))["state"] == "succeeded"
 
 
 def batch_lines(client: TestClient, posterior: Json, contexts: list[Json], **options: Any) -> list[Json]:
@@ -199,7 +202,7 @@ def batch_lines(client: TestClient, posterior: Json, contexts: list[Json], **opt
         client, outcomes=["none"], rows=[one | {"none": index} for index, one in enumerate(contexts)]
     )
     body = {"dataset_id": dataset["id"], "scenarios": 20, "neighbours": 2} | options
-    job = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
+    job = check_json(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
     run_batch(client, job["id"])
     return list(csv.DictReader(client.get(f"/v1/jobs/{job['id']}/result").text.splitlines()))
 
@@ -217,7 +220,7 @@ def test_a_batch_has_the_included_parts_as_columns(client: TestClient, bakery: J
     )
     form = {"include": "outcomes, sensitivity,scenarios,neighbours", "scenarios": "20", "neighbours": "2"}
     address = f"/v1/posteriors/{bakery['id']}/batch-prescriptions/upload"
-    job = answered(client.post(address, data=form, files={"file": ("days.csv", text.encode())}), 202)
+    job = check_json(client.post(address, data=form, files={"file": ("days.csv", text.encode())}), 202)
     run_batch(client, job["id"])
     response = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "parquet"})
     table = pq.read_table(io.BytesIO(response.content)).to_pylist()
@@ -239,7 +242,7 @@ def test_a_batch_has_the_included_parts_as_columns(client: TestClient, bakery: J
     assert table[1]["status"] == "refused"
     assert table[1]["outcomes.loaves.mean"] is None
     wrong = client.post(address, data=form | {"include": "weather"}, files={"file": ("days.csv", text.encode())})
-    assert "separated by commas" in answered(wrong, 422)["detail"]
+    assert "separated by commas" in check_json(wrong, 422)["detail"]
 
 
 def test_a_part_with_only_refused_rows_has_the_same_columns(
@@ -261,11 +264,11 @@ def test_a_posterior_with_lags_supports_include(client: TestClient) -> None:
         for n in range(84)
     ]
     spec = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 2, "overage_cost": 1}]}
-    problem = answered(client.post("/v1/problems", json={"name": "shop", "spec": spec}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "shop", "spec": spec}), 201)
     dataset = create_dataset(client, outcomes=["sold"], time="day", rows=rows)
-    shop = learned(client, problem_id=problem["id"], dataset_id=dataset["id"])
+    shop = learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"])
     context = {"day": "2024-03-28", "rain": 3.0}
-    found = opened(client, shop, context)
+    found = prescribe_with_details(client, shop, context)
     part = found["sensitivity"]
     (other,) = part["switches"]["day"]
     assert other in ("2024-03-29", "2024-03-27")
@@ -278,5 +281,5 @@ def test_a_posterior_with_lags_supports_include(client: TestClient) -> None:
 
 def test_included_parts_that_take_too_long_are_refused(client: TestClient, bakery: Json) -> None:
     body = {"contexts": CONTEXTS[:1], "include": ["sensitivity"], "time_limit_seconds": 1e-4}
-    problem = answered(client.post(f"/v1/posteriors/{bakery['id']}/prescribe", json=body), 503)
+    problem = check_json(client.post(f"/v1/posteriors/{bakery['id']}/prescribe", json=body), 503)
     assert "include less" in problem["detail"]

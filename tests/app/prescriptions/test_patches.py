@@ -24,7 +24,17 @@ from bco_core.problems.registry import build_problem
 from tests.app.jobs.test_batches import run_batch, submit, upload
 from tests.app.prescriptions.test_batching import BlockedPrescribe, blocked, path, post_concurrently
 from tests.app.problems.test_two_stage import SHIPMENT, SPEC, posterior_for
-from tests.support.journey import CONTEXTS, OUTCOMES, QUICK, ROWS, Json, answered, create_dataset, learned, prescribe
+from tests.support.journey import (
+    CONTEXTS,
+    OUTCOMES,
+    QUICK,
+    ROWS,
+    Json,
+    check_json,
+    create_dataset,
+    learn_posterior,
+    prescribe,
+)
 
 __all__ = ["blocked"]
 
@@ -33,7 +43,7 @@ BAKERY: Json = {"kind": "newsvendor", "items": example_problem()["spec"]["items"
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
+    return learn_posterior(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +54,7 @@ def trucks(client: TestClient) -> Json:
 
 def refuse_patch(client: TestClient, posterior: Json, patch: Any, status: int = 422) -> Json:
     body = {"contexts": CONTEXTS[:1], "problem_patch": patch}
-    return answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body), status)
+    return check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body), status)
 
 
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive"])
@@ -265,7 +275,7 @@ def test_a_batch_checks_its_patch_on_creation_and_uses_it(client: TestClient, po
     patch = {"items": {"loaves": {"underage_cost": 5, "maximum_order": 40}}}
     dataset = create_dataset(client, rows=ROWS[:20])
     address = f"/v1/posteriors/{posterior['id']}/batch-prescriptions"
-    made = answered(client.post(address, json={"dataset_id": dataset["id"], "problem_patch": patch}), 202)
+    made = check_json(client.post(address, json={"dataset_id": dataset["id"], "problem_patch": patch}), 202)
     assert made["spec"]["problem_patch"] == patch
     expected = prescribe(client, posterior["id"], contexts=CONTEXTS[:20], problem_patch=patch)["prescriptions"]
     uploaded = submit(client, posterior, CONTEXTS[:20], problem_patch=json.dumps(patch))
@@ -289,4 +299,4 @@ def test_a_batch_checks_its_patch_on_creation_and_uses_it(client: TestClient, po
         "dataset_id": dataset["id"],
         "problem_patch": patch,
     }
-    assert answered(client.post("/v1/jobs", json=job_body), 202)["spec"]["problem_patch"] == patch
+    assert check_json(client.post("/v1/jobs", json=job_body), 202)["spec"]["problem_patch"] == patch

@@ -21,7 +21,7 @@ from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.problems.registry import build_problem
 from bco_core.scenarios import Scenarios
-from tests.support.journey import CONTEXTS, OUTCOMES, QUICK, Json, answered, learned, prescribe, without_id
+from tests.support.journey import CONTEXTS, OUTCOMES, QUICK, Json, check_json, learn_posterior, prescribe, without_id
 
 ITEMS = example_problem()["spec"]["items"]
 WEEKDAYS = ["FRI", "MON", "SAT", "SUN", "THU", "TUE", "WED"]
@@ -30,12 +30,12 @@ POLICY_NAMES = sorted(POLICIES)
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
+    return learn_posterior(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
 
 
 @pytest.fixture(scope="module")
 def network(client: TestClient) -> Json:
-    return learned(client, seed=4, predictor={"kind": "mlp", "hidden": [8]})
+    return learn_posterior(client, seed=4, predictor={"kind": "mlp", "hidden": [8]})
 
 
 def load_posterior(posterior_id: str) -> Posterior:
@@ -61,7 +61,7 @@ def predictive_scenarios(posterior: Posterior, contexts: list[Json], predictions
 
 def test_the_answer_matches_its_schema(client: TestClient, posterior: Json) -> None:
     body = {"contexts": CONTEXTS[:3]}
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     promised = PrescribeAnswer.model_validate(answer)
     absent = {"prescriptions": {"__all__": set(IncludedAnswer.model_fields)}}
     assert promised.model_dump(exclude=absent) == answer
@@ -159,7 +159,7 @@ def test_every_policy_follows_its_definition(client: TestClient, network: Json) 
 
 
 def test_the_policy_of_the_job_is_the_default(client: TestClient) -> None:
-    made = learned(client, policy="averaged")
+    made = learn_posterior(client, policy="averaged")
     assert prescribe(client, made["id"])["policy"] == "averaged"
     averaged = prescribe(client, made["id"], policy="averaged")
     assert prescribe(client, made["id"]) == averaged
@@ -288,7 +288,7 @@ def test_a_reloaded_posterior_prescribes_the_same_bit_for_bit(client: TestClient
 
 
 def test_a_poor_posterior_warns_and_refuses_if_quality_is_required(client: TestClient) -> None:
-    poor = learned(client, inference=QUICK | {"epochs": 1, "learning_rate": 1e-9, "initial_scale": 3})
+    poor = learn_posterior(client, inference=QUICK | {"epochs": 1, "learning_rate": 1e-9, "initial_scale": 3})
     assert poor["quality"] == "bad"
     answer = prescribe(client, poor["id"])
     assert answer["quality"] == "bad"
@@ -307,8 +307,8 @@ def test_a_good_posterior_prescribes_without_warnings(client: TestClient) -> Non
         {"x": x, "croissants": 10.0 * x + rng.normal(), "loaves": 50 - x + 0.5 * rng.normal()}
         for x in rng.uniform(1, 10, 100)
     ]
-    dataset = answered(client.post("/v1/datasets", json={"name": "easy", "outcomes": OUTCOMES, "rows": rows}), 201)
-    good = learned(client, inference=inference, dataset_id=dataset["id"], predictor={"kind": "linear"})
+    dataset = check_json(client.post("/v1/datasets", json={"name": "easy", "outcomes": OUTCOMES, "rows": rows}), 201)
+    good = learn_posterior(client, inference=inference, dataset_id=dataset["id"], predictor={"kind": "linear"})
     assert good["quality"] == "ok", good["reason"]
     answer = prescribe(client, good["id"], contexts=[{"x": 4}], require_quality="ok")
     assert answer["warnings"] == []
@@ -332,8 +332,8 @@ def test_decisions_keep_their_order_bounds(client: TestClient) -> None:
         {"name": "loaves", "underage_cost": 1, "overage_cost": 1, "maximum_order": 5},
     ]
     spec = {"kind": "newsvendor", "items": items}
-    problem = answered(client.post("/v1/problems", json={"name": "bounds", "spec": spec}), 201)
-    made = learned(client, problem_id=problem["id"])
+    problem = check_json(client.post("/v1/problems", json={"name": "bounds", "spec": spec}), 201)
+    made = learn_posterior(client, problem_id=problem["id"])
     for policy in POLICY_NAMES:
         (found,) = prescribe(client, made["id"], policy=policy)["prescriptions"]
         assert found["decision"] == {"croissants": 1000.0, "loaves": 5.0}

@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.demo import example_problem
-from tests.support.journey import ASSETS, CONTEXTS, FUND, Json, learned, months
-from tests.support.prescription_details import DAYS, STORES, atoms, made, opened
+from tests.support.journey import ASSETS, CONTEXTS, FUND, Json, learn_posterior, months
+from tests.support.prescription_details import DAYS, STORES, atoms, learn_from_spec, prescribe_with_details
 
 SHIPMENT: Json = {
     "kind": "shipment",
@@ -32,7 +32,7 @@ MEAN_VARIANCE: Json = {
 
 @pytest.fixture(scope="module")
 def bakery(client: TestClient) -> Json:
-    return learned(client)
+    return learn_posterior(client)
 
 
 def check_costs(found: Json, costs: list[float]) -> None:
@@ -43,7 +43,7 @@ def check_costs(found: Json, costs: list[float]) -> None:
 
 
 def test_newsvendor_costs_can_be_recomputed_from_the_answer(client: TestClient, bakery: Json) -> None:
-    found = opened(client, bakery, CONTEXTS[0])
+    found = prescribe_with_details(client, bakery, CONTEXTS[0])
     costs = []
     for _, outcomes, _ in atoms(found):
         cost = 0.0
@@ -86,7 +86,9 @@ def shipping_cost(spec: Json, decision: Json, outcomes: Json) -> float:
 
 @pytest.mark.parametrize(("spec", "later"), [(STORES, recourse_cost), (SHIPMENT, shipping_cost)])
 def test_two_stage_costs_can_be_recomputed_per_scenario(client: TestClient, spec: Json, later: Any) -> None:
-    found = opened(client, made(client, spec, ["port", "mill"], DAYS), {"rain": 2.0}, policy="bcp")
+    found = prescribe_with_details(
+        client, learn_from_spec(client, spec, ["port", "mill"], DAYS), {"rain": 2.0}, policy="bcp"
+    )
     parts = spec.get("decisions") or [one | {"cost": one["order_cost"]} for one in spec["sources"]]
     now = sum(one["cost"] * found["decision"][one["name"]] for one in parts)
     second = [later(spec, found["decision"], outcomes) for _, outcomes, _ in atoms(found)]
@@ -109,8 +111,8 @@ def test_two_stage_costs_can_be_recomputed_per_scenario(client: TestClient, spec
 def test_portfolio_costs_can_be_recomputed(client: TestClient, spec: Json) -> None:
     chains = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20, "particles": 40, "inverse_temperature": 100}
     changes = {"inference": chains} if spec["kind"] == FUND["kind"] else {}
-    fund = made(client, spec, ASSETS, months(), **changes)
-    found = opened(client, fund, {"mood": 0.5, "rates": 0.1})
+    fund = learn_from_spec(client, spec, ASSETS, months(), **changes)
+    found = prescribe_with_details(client, fund, {"mood": 0.5, "rates": 0.1})
     z = np.array([found["decision"][name] for name in ASSETS])
     variance = float(cvxpy.quad_form(z, np.array(spec["covariance"])).value)
     costs = []

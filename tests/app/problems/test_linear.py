@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from app.jobs import compute, parts, service
 from app.problems import patch
 from app.problems.schemas import decision_names, outcome_names
-from tests.support.journey import Json, answered, await_solvers, create_dataset, create_problem, learn, prescribe
+from tests.support.journey import Json, await_solvers, check_json, create_dataset, create_problem, learn, prescribe
 
 SPEC: dict[str, Any] = {
     "kind": "linear",
@@ -35,11 +35,11 @@ SPEC: dict[str, Any] = {
 
 
 def test_a_linear_model_is_stored_with_its_uncertain_numbers(client: TestClient) -> None:
-    problem = answered(client.post("/v1/problems", json={"name": "orders", "spec": SPEC}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "orders", "spec": SPEC}), 201)
     assert (problem["outcomes"], problem["decisions"]) == (["demand", "fuel"], ["order"])
     assert problem["spec"]["recourse"][0]["cost"] == {"constant": 8.0, "outcomes": {"fuel": 2.0}}
     assert problem["spec"]["decisions"][0]["cost"] == 5.0
-    assert answered(client.get(f"/v1/problems/{problem['id']}")) == problem
+    assert check_json(client.get(f"/v1/problems/{problem['id']}")) == problem
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ class LearnedModels(dict[str, Json]):
         problem = create_problem(self.client, spec=MODELS[name][0])
         dataset = create_dataset(self.client, outcomes=["demand", "fuel"], rows=weeks(80))
         body = {"problem_id": problem["id"], "dataset_id": dataset["id"]}
-        job = learn(self.client, answered(self.client.post("/v1/jobs", json=body), 202)["id"])
+        job = learn(self.client, check_json(self.client.post("/v1/jobs", json=body), 202)["id"])
         assert job["state"] == "succeeded", job["error"]
-        self[name] = answered(self.client.get(f"/v1/posteriors/{job['posterior_id']}"))
+        self[name] = check_json(self.client.get(f"/v1/posteriors/{job['posterior_id']}"))
         return self[name]
 
 
@@ -234,7 +234,7 @@ def test_given_decisions_are_evaluated_and_completed(client: TestClient, posteri
             {"name": "ours", "decision": dict.fromkeys(ours["decision"])},
         ],
     }
-    found = answered(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=body))["evaluations"][0]
+    found = check_json(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=body))["evaluations"][0]
     nothing, left = found["alternatives"]
     assert (nothing["status"], left["status"]) == ("given", "ours")
     assert nothing["expected_cost"] > left["expected_cost"]
@@ -291,7 +291,7 @@ def test_a_batch_gives_the_decisions_of_prescribe(client: TestClient, posteriors
     posterior = posteriors[model]
     dataset = create_dataset(client, outcomes=["demand", "fuel"], rows=[CONTEXT | {"demand": 1, "fuel": 1}] * 3)
     body = {"dataset_id": dataset["id"], "scenarios": 20, "policy": "bcp"}
-    job = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
+    job = check_json(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
     attempt = service.start(job["id"])
     assert attempt is not None
     assert parts.offer(job["id"], attempt)
@@ -301,7 +301,7 @@ def test_a_batch_gives_the_decisions_of_prescribe(client: TestClient, posteriors
         compute.run_part(job["id"], 0)
 
     compute.run(job["id"], attempt, run_part)
-    done = answered(client.get(f"/v1/jobs/{job['id']}"))
+    done = check_json(client.get(f"/v1/jobs/{job['id']}"))
     assert done["state"] == "succeeded", done["error"]
     result = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "csv"}).text
     table = list(csv.DictReader(io.StringIO(result)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.support.journey import Json, answered, create_problem, learned, prescribe
+from tests.support.journey import Json, check_json, create_problem, learn_posterior, prescribe
 
 SPEC: Json = {
     "kind": "newsvendor",
@@ -22,7 +22,7 @@ SPEC: Json = {
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> str:
     problem = create_problem(client, name="oven", spec=SPEC)
-    return str(learned(client, problem_id=problem["id"])["id"])
+    return str(learn_posterior(client, problem_id=problem["id"])["id"])
 
 
 def prescribe_oven(client: TestClient, posterior: str, **changes: Any) -> Json:
@@ -58,7 +58,7 @@ def test_an_unreachable_service_level_is_reported(client: TestClient) -> None:
     other = {"name": "loaves", "underage_cost": 1, "overage_cost": 1}
     spec = {"kind": "newsvendor", "items": [item | {"minimum_service_level": 0.9}, other]}
     problem = create_problem(client, name="small", spec=spec)
-    (one,) = prescribe_oven(client, learned(client, problem_id=problem["id"])["id"])["prescriptions"]
+    (one,) = prescribe_oven(client, learn_posterior(client, problem_id=problem["id"])["id"])["prescriptions"]
     assert one["status"] == "best_effort"
     assert one["reason"].startswith("croissants: demand is met in 0.0% of the scenarios")
     assert one["decision"]["croissants"] == 3
@@ -66,6 +66,6 @@ def test_an_unreachable_service_level_is_reported(client: TestClient) -> None:
 
 def test_a_problem_returns_its_constraints(client: TestClient) -> None:
     made = create_problem(client, name="oven", spec=SPEC)
-    stored = answered(client.get(f"/v1/problems/{made['id']}"))["spec"]
+    stored = check_json(client.get(f"/v1/problems/{made['id']}"))["spec"]
     assert stored["decision_rows"] == [dict(row) for row in SPEC["decision_rows"]]
     assert stored["items"][0]["pack_size"] == 12

@@ -20,7 +20,7 @@ from app.db.engine import transaction
 from app.db.tables import JobPartRow
 from app.jobs import compute, parts, queue, service
 from app.jobs.kinds import prescribe as batches
-from tests.support.journey import ASSETS, FUND, Json, answered, create_job, learn, prepare_fund
+from tests.support.journey import ASSETS, FUND, Json, check_json, create_job, learn, prepare_fund
 
 QUICK: Json = {"chains": 2, "steps": 120, "burn_in": 60, "particles": 40, "inverse_temperature": 100}
 
@@ -34,14 +34,14 @@ def ids(client: TestClient) -> Json:
 def posterior(client: TestClient, ids: Json) -> Json:
     job = learn(client, create_job(client, **ids, inference=QUICK)["id"])
     assert job["state"] == "succeeded", job["error"]
-    return answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+    return check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))
 
 
 CONTEXTS = [{"mood": 0.5, "rates": 0.0}, {"mood": -1.0, "rates": 0.3}]
 
 
 def test_auto_samples_chains_and_the_diagnostics_show_it(client: TestClient, posterior: Json) -> None:
-    found = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
+    found = check_json(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
     assert (found["method"], found["inference"], found["policy"]) == ("auto", "mh", "bcp")
     assert "no useful gradient" in found["inference_reason"]
     assert found["chains"]["count"] == 2
@@ -56,7 +56,7 @@ def test_auto_samples_chains_and_the_diagnostics_show_it(client: TestClient, pos
 
 def test_a_portfolio_has_its_probability_of_reaching_the_target(client: TestClient, posterior: Json) -> None:
     body = {"contexts": CONTEXTS, "scenarios": 40}
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     assert answer["policy"] == "bcp"
     for one in answer["prescriptions"]:
         assert set(one["decision"]) == set(ASSETS)
@@ -75,7 +75,7 @@ def test_a_batch_has_a_column_per_fact_even_if_a_part_is_refused(
     text = "mood,rates\n,0\n,1\n" + "".join(f"{row['mood']},{row['rates']}\n" for row in CONTEXTS)
     path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
     made = client.post(path, data={"scenarios": "40"}, files={"file": ("contexts.csv", text.encode())})
-    job_id = answered(made, 202)["id"]
+    job_id = check_json(made, 202)["id"]
     left = [part.seq for part in parts_of(job_id)]
     assert len(left) == 2
     attempt = service.start(job_id)
@@ -87,7 +87,7 @@ def test_a_batch_has_a_column_per_fact_even_if_a_part_is_refused(
     table = read_table(response.content, kind)
     assert table["status"].to_pylist()[:2] == ["refused", "refused"]
     body = {"contexts": CONTEXTS, "scenarios": 40}
-    expected = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))["prescriptions"]
+    expected = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))["prescriptions"]
     for number, one in enumerate(expected, 2):
         assert float(table["facts.variance"][number].as_py()) == pytest.approx(one["facts"]["variance"])
         for name, bounds in one["facts"]["bounds"].items():
@@ -110,15 +110,15 @@ def read_table(data: bytes, kind: str) -> pa.Table:
 @pytest.mark.parametrize("choice", ["best_effort", "error"])
 def test_an_unreachable_target_follows_the_option_infeasible(client: TestClient, ids: Json, choice: str) -> None:
     spec = FUND | {"target_return": 0.099, "infeasible": choice}
-    problem = answered(client.post("/v1/problems", json={"name": "dream", "spec": spec}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "dream", "spec": spec}), 201)
     job = learn(client, create_job(client, **ids | {"problem_id": problem["id"]}, inference=QUICK)["id"])
     assert job["state"] == "succeeded", job["error"]
-    made = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+    made = check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert made["quality"] == "bad"
     assert "satisfy their constraints in 95% of the history" in made["reason"]
     contexts = [{"mood": 0.0, "rates": 0.0}, {"mood": 0.1, "rates": 0.3}]
     response = client.post(f"/v1/posteriors/{made['id']}/prescribe", json={"contexts": contexts, "scenarios": 40})
-    for one in answered(response)["prescriptions"]:
+    for one in check_json(response)["prescriptions"]:
         assert one["reason"].startswith("no portfolio returns 0.099 in the worst 0.05 of the scenarios")
         assert "the best one returns" in one["reason"]
         if choice == "error":
@@ -171,7 +171,7 @@ def finish_with_same_posterior(client: TestClient, job_id: str, posterior: Json)
     """Finish a job and check that its posterior equals the one without interruption."""
     job = learn(client, job_id)
     assert job["state"] == "succeeded", job["error"]
-    assert answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"] == posterior["digest"]
+    assert check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"] == posterior["digest"]
     return job
 
 
@@ -229,19 +229,19 @@ def test_a_job_cancelled_while_waiting_for_chains_ends(
 ) -> None:
     job_id, _ = interrupt_job()
     assert parts.start(job_id, 1)
-    monkeypatch.setattr(compute.time, "sleep", lambda _: answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202))
+    monkeypatch.setattr(compute.time, "sleep", lambda _: check_json(client.post(f"/v1/jobs/{job_id}/cancel"), 202))
     assert learn(client, job_id)["state"] == "cancelled"
 
 
 def test_a_chain_that_keeps_killing_its_workers_fails_its_job(client: TestClient, interrupt_job: InterruptJob) -> None:
     job_id, _ = interrupt_job()
     assert [parts.start(job_id, 1) for _ in range(4)] == [True, True, True, False]
-    job = answered(client.get(f"/v1/jobs/{job_id}"))
+    job = check_json(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
     assert job["error"] == "part 1: its worker died 3 times; it may need more memory than is available"
     assert parts_of(job_id) == []
     # A retry starts from the beginning.
-    answered(client.post(f"/v1/jobs/{job_id}/retry"), 202)
+    check_json(client.post(f"/v1/jobs/{job_id}/retry"), 202)
     assert learn(client, job_id)["state"] == "succeeded"
 
 
@@ -254,14 +254,14 @@ def test_a_damaged_part_fails_its_job_and_a_cancelled_part_is_ignored(
     with transaction() as session:
         session.execute(sa.update(JobPartRow).where(JobPartRow.job_id == first).values(sha256="0"))
     compute.run_part(first, 1)
-    job = answered(client.get(f"/v1/jobs/{first}"))
+    job = check_json(client.get(f"/v1/jobs/{first}"))
     assert job["state"] == "failed"
     assert "does not match its checksum" in job["error"]
-    answered(client.post(f"/v1/jobs/{second}/cancel"), 202)
+    check_json(client.post(f"/v1/jobs/{second}/cancel"), 202)
     assert not parts.is_wanted(second, 1)
     compute.run_part(second, 1)
     compute.run_part("job_00000000000000000000000000", 0)
-    assert answered(client.get(f"/v1/jobs/{second}"))["state"] == "cancelled"
+    assert check_json(client.get(f"/v1/jobs/{second}"))["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_damaged_part_fails_its_job_and_a_cancelled_part_is_ignored(
 def test_an_invalid_portfolio_is_refused_with_a_pointer(
     client: TestClient, changes: Json, pointer: str, words: str
 ) -> None:
-    refusal = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND | changes}), 422)
+    refusal = check_json(client.post("/v1/problems", json={"name": "fund", "spec": FUND | changes}), 422)
     assert refusal["errors"][0]["pointer"] == pointer
     assert words in refusal["errors"][0]["detail"]
 
@@ -302,12 +302,12 @@ def test_an_invalid_portfolio_is_refused_with_a_pointer(
 def test_gradient_based_options_are_refused_on_creation_of_the_job(
     client: TestClient, ids: Json, inference: Json, pointer: str, words: str
 ) -> None:
-    refusal = answered(client.post("/v1/jobs", json=ids | {"inference": inference}), 422)
+    refusal = check_json(client.post("/v1/jobs", json=ids | {"inference": inference}), 422)
     assert refusal["errors"][0]["pointer"] == pointer
     assert words in refusal["detail"]
 
 
 def test_chains_with_nothing_but_burn_in_are_refused(client: TestClient, ids: Json) -> None:
     body = {**ids, "inference": QUICK | {"burn_in": 120}}
-    refusal = answered(client.post("/v1/jobs", json=body), 422)
+    refusal = check_json(client.post("/v1/jobs", json=body), 422)
     assert "burn_in must be shorter" in refusal["detail"]

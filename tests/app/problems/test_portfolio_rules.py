@@ -11,7 +11,7 @@ from sklearn.covariance import ledoit_wolf
 from starlette.testclient import TestClient
 
 from app.posteriors import portable
-from tests.support.journey import ASSETS, FUND, Json, answered, create_job, learn, months, prepare_fund
+from tests.support.journey import ASSETS, FUND, Json, check_json, create_job, learn, months, prepare_fund
 
 QUICK: Json = {"chains": 2, "steps": 120, "burn_in": 60, "particles": 40, "inverse_temperature": 100}
 RULES: Json = {
@@ -33,14 +33,14 @@ def dataset(client: TestClient) -> str:
 
 
 def problem_of(client: TestClient, spec: Json) -> str:
-    return str(answered(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)["id"])
+    return str(check_json(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)["id"])
 
 
 def learn_portfolio(client: TestClient, dataset: str, spec: Json, **options: Any) -> Json:
     job = create_job(client, problem_id=problem_of(client, spec), dataset_id=dataset, **options)
     job = learn(client, job["id"])
     assert job["state"] == "succeeded", job["error"]
-    return answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+    return check_json(client.get(f"/v1/posteriors/{job['posterior_id']}"))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_covariance_is_estimated_from_the_returns_and_stored(posterior: Json
 
 def test_answers_have_return_risk_turnover_and_bounds(client: TestClient, posterior: Json) -> None:
     body = {"contexts": CONTEXTS, "scenarios": 40}
-    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    answer = check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     for one in answer["prescriptions"]:
         held, facts = one["decision"], one["facts"]
         positions = np.array([held[name] for name in ASSETS])
@@ -100,7 +100,7 @@ def test_an_impossible_target_is_refused_on_creation_of_the_job(
     client: TestClient, dataset: str, changes: Json, words: str
 ) -> None:
     problem = problem_of(client, FUND | {"covariance": None} | changes)
-    refusal = answered(client.post("/v1/jobs", json={"problem_id": problem, "dataset_id": dataset}), 422)
+    refusal = check_json(client.post("/v1/jobs", json={"problem_id": problem, "dataset_id": dataset}), 422)
     assert refusal["errors"][0]["pointer"] == "#/problem_id"
     assert "out of reach" in refusal["detail"]
     assert words in refusal["detail"]
@@ -109,9 +109,9 @@ def test_an_impossible_target_is_refused_on_creation_of_the_job(
 def test_a_target_above_every_constant_portfolio_gives_a_log_warning(client: TestClient, dataset: str) -> None:
     problem = problem_of(client, FUND | {"target_return": 0.099})
     job = create_job(client, problem_id=problem, dataset_id=dataset, inference=QUICK)
-    log = answered(client.get(f"/v1/jobs/{job['id']}/log"))
+    log = check_json(client.get(f"/v1/jobs/{job['id']}/log"))
     assert any("a constant portfolio returns at most" in line["text"] for line in log["lines"])
-    answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
+    check_json(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
 
 
 def test_a_target_on_the_mean_is_met_on_average(client: TestClient, dataset: str) -> None:
@@ -119,7 +119,7 @@ def test_a_target_on_the_mean_is_met_on_average(client: TestClient, dataset: str
     made = learn_portfolio(client, dataset, spec | {"target_return": 0.09}, inference=QUICK)
     assert made["problem"]["covariance_source"].endswith("principal factor")
     body = {"contexts": CONTEXTS, "scenarios": 40, "policy": "predictive"}
-    for one in answered(client.post(f"/v1/posteriors/{made['id']}/prescribe", json=body))["prescriptions"]:
+    for one in check_json(client.post(f"/v1/posteriors/{made['id']}/prescribe", json=body))["prescriptions"]:
         assert one["status"] == "optimal"
         assert one["facts"]["expected_return"] >= 0.09 - 1e-9
         assert one["facts"]["target_return"] == 0.09

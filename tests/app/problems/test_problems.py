@@ -10,13 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.demo import example_problem
-from tests.support.journey import Json, answered, counts, create_job, create_problem, pages
+from tests.support.journey import Json, check_json, counts, create_job, create_problem, pages
 
 
 def test_a_new_problem_has_a_location_and_all_defaults(client: TestClient) -> None:
     spec = {"kind": "newsvendor", "items": [{"name": "rolls", "underage_cost": 3, "overage_cost": 1}]}
     response = client.post("/v1/problems", json={"name": "  rolls  ", "spec": spec})
-    problem = answered(response, 201)
+    problem = check_json(response, 201)
     assert re.fullmatch(r"prob_[0-9A-HJKMNP-TV-Z]{26}", problem["id"])
     assert response.headers["Location"] == f"/v1/problems/{problem['id']}"
     assert problem["name"] == "rolls"
@@ -32,7 +32,7 @@ def test_a_new_problem_has_a_location_and_all_defaults(client: TestClient) -> No
 
 def test_a_problem_is_read_back_as_created(client: TestClient) -> None:
     problem = create_problem(client, name="Bäckerei 面包 🥐")
-    assert answered(client.get(f"/v1/problems/{problem['id']}")) == problem
+    assert check_json(client.get(f"/v1/problems/{problem['id']}")) == problem
 
 
 def test_a_deleted_problem_is_gone(client: TestClient) -> None:
@@ -71,10 +71,10 @@ def test_a_problem_created_while_paging_repeats_and_hides_none(client: TestClien
     for index in range(4):
         create_problem(client, name=f"steady {index}")
     everything = [item["id"] for page in pages(client, "/v1/problems", 200) for item in page]
-    first = answered(client.get("/v1/problems", params={"limit": 2}))
+    first = check_json(client.get("/v1/problems", params={"limit": 2}))
     time.sleep(0.002)
     create_problem(client, name="latecomer")
-    rest = answered(client.get("/v1/problems", params={"limit": 200, "cursor": first["next_cursor"]}))
+    rest = check_json(client.get("/v1/problems", params={"limit": 200, "cursor": first["next_cursor"]}))
     assert [item["id"] for item in first["items"] + rest["items"]] == everything
 
 
@@ -82,13 +82,13 @@ def test_the_last_page_has_no_cursor_even_when_it_is_full(client: TestClient) ->
     create_problem(client)
     total = counts()["problems"]
     assert total <= 200
-    answer = answered(client.get("/v1/problems", params={"limit": total}))
+    answer = check_json(client.get("/v1/problems", params={"limit": total}))
     assert len(answer["items"]) == total
     assert answer["next_cursor"] is None
 
 
 def test_posting_a_problem_twice_creates_two(client: TestClient) -> None:
-    first, second = (answered(client.post("/v1/problems", json=example_problem()), 201) for _ in range(2))
+    first, second = (check_json(client.post("/v1/problems", json=example_problem()), 201) for _ in range(2))
     assert first["id"] != second["id"]
     assert first["spec"] == second["spec"]
 
@@ -99,7 +99,7 @@ def test_posting_a_problem_twice_creates_two(client: TestClient) -> None:
 def test_a_problem_can_be_checked_without_creating_it(client: TestClient) -> None:
     before = counts()
     body = example_problem()
-    answer = answered(client.post("/v1/problems/check", json=body))
+    answer = check_json(client.post("/v1/problems/check", json=body))
     names = [item["name"] for item in body["spec"]["items"]]
     assert answer == {"kind": "newsvendor", "outcomes": names, "decisions": names, "compiled": None}
     assert counts() == before
@@ -108,11 +108,11 @@ def test_a_problem_can_be_checked_without_creating_it(client: TestClient) -> Non
 def test_a_check_returns_the_compiled_linear_model(client: TestClient) -> None:
     edges = [{"start": "a", "end": "b"}, {"start": "b", "end": "c"}, {"start": "a", "end": "c", "cost": 9}]
     body = {"name": "way", "spec": {"kind": "shortest_path", "source": "a", "target": "c", "edges": edges}}
-    answer = answered(client.post("/v1/problems/check", json=body))
+    answer = check_json(client.post("/v1/problems/check", json=body))
     assert answer["outcomes"] == ["a to b", "b to c"]
     assert answer["decisions"] == ["a to b", "b to c", "a to c"]
-    made = answered(client.post("/v1/problems", json=body), 201)
-    assert answer["compiled"] == answered(client.get(f"/v1/problems/{made['id']}/compiled"))["spec"]
+    made = check_json(client.post("/v1/problems", json=body), 201)
+    assert answer["compiled"] == check_json(client.get(f"/v1/problems/{made['id']}/compiled"))["spec"]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,6 @@ def test_a_check_returns_the_compiled_linear_model(client: TestClient) -> None:
 )
 def test_a_check_gives_the_same_errors_as_creation(client: TestClient, spec: Json) -> None:
     body = {"name": "odd", "spec": spec}
-    refused = answered(client.post("/v1/problems", json=body), 422)
-    assert answered(client.post("/v1/problems/check", json=body), 422) == refused
+    refused = check_json(client.post("/v1/problems", json=body), 422)
+    assert check_json(client.post("/v1/problems/check", json=body), 422) == refused
     assert refused["errors"]

@@ -11,12 +11,12 @@ from starlette.testclient import TestClient
 from app.problems.ready import ReadyMadeSpec
 from app.problems.schemas import NewProblem
 from bco_core.problems.ready.kinds import READY, compile_ready
-from tests.support.journey import QUICK, Json, answered, await_solvers, create_dataset, learned
+from tests.support.journey import QUICK, Json, await_solvers, check_json, create_dataset, learn_posterior
 from tests.support.ready_specs import SPECS, history
 
 
 def create(client: TestClient, spec: Json, status: int = 201) -> Json:
-    return answered(client.post("/v1/problems", json={"name": "ready", "spec": spec}), status)
+    return check_json(client.post("/v1/problems", json={"name": "ready", "spec": spec}), status)
 
 
 class ProblemsByKind(dict[str, Json]):
@@ -46,11 +46,11 @@ def test_a_problem_compiles_to_a_linear_problem_with_the_same_names(
     client: TestClient, problems: ProblemsByKind, kind: str
 ) -> None:
     problem = problems[kind]
-    answer = answered(client.get(f"/v1/problems/{problem['id']}/compiled"))
+    answer = check_json(client.get(f"/v1/problems/{problem['id']}/compiled"))
     assert (answer["id"], answer["kind"], answer["spec"]["kind"]) == (problem["id"], kind, "linear")
     again = create(client, answer["spec"])
     assert (again["decisions"], again["outcomes"]) == (problem["decisions"], problem["outcomes"])
-    other = answered(client.get(f"/v1/problems/{again['id']}/compiled"))
+    other = check_json(client.get(f"/v1/problems/{again['id']}/compiled"))
     assert answer["spec"].items() <= without_defaults(other["spec"], answer["spec"]).items()
 
 
@@ -81,7 +81,7 @@ def test_a_stored_problem_compiles_like_the_posted_one(problems: ProblemsByKind,
 )
 def test_a_non_linear_kind_has_no_compiled_model(client: TestClient, spec: Json) -> None:
     problem = create(client, spec)
-    refused = answered(client.get(f"/v1/problems/{problem['id']}/compiled"), 409)
+    refused = check_json(client.get(f"/v1/problems/{problem['id']}/compiled"), 409)
     assert f"problems of kind {spec['kind']} are not linear models" in refused["detail"]
 
 
@@ -93,7 +93,7 @@ def test_two_stage_problems_compile_to_linear_ones(client: TestClient) -> None:
         "transport_costs": [[1]],
     }
     problem = create(client, spec)
-    answer = answered(client.get(f"/v1/problems/{problem['id']}/compiled"))
+    answer = check_json(client.get(f"/v1/problems/{problem['id']}/compiled"))
     assert answer["spec"]["kind"] == "linear"
     assert create(client, answer["spec"])["decisions"] == ["north"]
 
@@ -137,7 +137,7 @@ def test_combined_names_may_be_long() -> None:
 
 def posterior_for(client: TestClient, problem: Json) -> Json:
     dataset = create_dataset(client, outcomes=problem["outcomes"], rows=history(problem["outcomes"]))
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
+    return learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
 
 
 class PosteriorsByKind(ProblemsByKind):
@@ -156,7 +156,7 @@ def posteriors(client: TestClient) -> PosteriorsByKind:
 
 def prescribe(client: TestClient, posterior: Json, **changes: Any) -> Json:
     body = {"contexts": [{"rain": 1.0}, {"rain": 4.0}], "scenarios": 20} | changes
-    return answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+    return check_json(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
 
 
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive"])
@@ -238,6 +238,6 @@ def test_a_patch_that_breaks_the_problem_is_refused_with_a_pointer(
     client: TestClient, posteriors: ProblemsByKind, kind: str, patch: Json, pointer: str, words: str
 ) -> None:
     body = {"contexts": [{"rain": 1.0}], "problem_patch": patch}
-    refused = answered(client.post(f"/v1/posteriors/{posteriors[kind]['id']}/prescribe", json=body), 422)
+    refused = check_json(client.post(f"/v1/posteriors/{posteriors[kind]['id']}/prescribe", json=body), 422)
     assert [error["pointer"] for error in refused["errors"]] == [pointer]
     assert words in refused["errors"][0]["detail"]

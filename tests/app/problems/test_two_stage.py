@@ -13,7 +13,7 @@ from app.db.tables import PosteriorRow
 from bco_core import build_problem
 from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.status import Gap
-from tests.support.journey import QUICK, Json, answered, create_dataset, learned
+from tests.support.journey import QUICK, Json, check_json, create_dataset, learn_posterior
 
 SPEC: Json = {
     "kind": "two_stage_linear",
@@ -49,10 +49,10 @@ DAYS = [
 
 
 def posterior_for(client: TestClient, spec: Json, outcomes: list[str], **changes: Any) -> Json:
-    problem = answered(client.post("/v1/problems", json={"name": "planner", "spec": spec}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "planner", "spec": spec}), 201)
     rows = [{name: day[name] for name in ("rain", *outcomes)} for day in DAYS]
     dataset = create_dataset(client, outcomes=outcomes, rows=rows)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK, **changes)
+    return learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def shipment(client: TestClient) -> Json:
 
 def prescribe(client: TestClient, made: Json, **changes: Any) -> list[Json]:
     body = {"contexts": [{"rain": 1.0}, {"rain": 4.0}], "scenarios": 20} | changes
-    found: list[Json] = answered(client.post(f"/v1/posteriors/{made['id']}/prescribe", json=body))["prescriptions"]
+    found: list[Json] = check_json(client.post(f"/v1/posteriors/{made['id']}/prescribe", json=body))["prescriptions"]
     return found
 
 
@@ -117,7 +117,7 @@ def test_a_risk_measure_over_miscalibrated_costs_gives_a_warning(client: TestCli
         # Rows change only in tests, so they are cached.
         client.app.state.posteriors.forget(shipment["id"])
         path = f"/v1/posteriors/{shipment['id']}/prescribe"
-        found: list[str] = answered(client.post(path, json=body | changes))["warnings"]
+        found: list[str] = check_json(client.post(path, json=body | changes))["warnings"]
         return found
 
     warning = f"a risk is judged over predictive scenarios, and {doubt}"
@@ -128,7 +128,7 @@ def test_a_risk_measure_over_miscalibrated_costs_gives_a_warning(client: TestCli
 
 def test_the_optimality_gaps_are_part_of_the_problem(client: TestClient) -> None:
     stated = SPEC | {"relative_gap": 0.25, "absolute_gap": 3.0}
-    kept = answered(client.post("/v1/problems", json={"name": "roughly", "spec": stated}), 201)["spec"]
+    kept = check_json(client.post("/v1/problems", json={"name": "roughly", "spec": stated}), 201)["spec"]
     problem = build_problem(kept)
     assert isinstance(problem, TwoStageLinear)
     assert problem.gap == Gap(0.25, 3.0)

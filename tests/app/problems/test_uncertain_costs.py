@@ -15,7 +15,16 @@ from app.posteriors import portable
 from app.settings import get_settings
 from bco_core.inference.diagnostics import LOSSES
 from tests.support.in_process import service_on
-from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned, prescribe
+from tests.support.journey import (
+    Json,
+    check_json,
+    create_dataset,
+    create_job,
+    create_problem,
+    learn,
+    learn_posterior,
+    prescribe,
+)
 
 ROUTES = ["sea", "rail", "road"]
 SPEC: Json = {
@@ -48,12 +57,12 @@ def ids(client: TestClient) -> Json:
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient, ids: Json) -> Json:
-    return learned(client, **ids, predictor={"kind": "auto"}, inference={"particles": 50})
+    return learn_posterior(client, **ids, predictor={"kind": "auto"}, inference={"particles": 50})
 
 
 def test_a_posterior_names_its_loss(client: TestClient, posterior: Json) -> None:
     assert (posterior["loss"], posterior["loss_meaning"]) == ("spo_plus", LOSSES["spo_plus"])
-    diagnostics = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
+    diagnostics = check_json(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
     assert (diagnostics["loss"], diagnostics["loss_meaning"]) == ("spo_plus", LOSSES["spo_plus"])
     assert diagnostics["certificate"]["bound"] is None
     assert "surrogate" in diagnostics["certificate"]["reason"]
@@ -69,7 +78,7 @@ def test_a_certificate_is_refused_with_the_reason(client: TestClient, ids: Json)
 
 def test_chains_sample_the_true_cost(client: TestClient, ids: Json) -> None:
     chains = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60, "particles": 40, "inverse_temperature": 100}
-    found = learned(client, **ids, inference=chains)
+    found = learn_posterior(client, **ids, inference=chains)
     assert (found["loss"], found["loss_meaning"]) == ("cost", LOSSES["cost"])
 
 
@@ -86,7 +95,7 @@ def test_decisions_are_proven_optimal_and_can_be_evaluated(client: TestClient, p
     assert answer["prescriptions"][1]["decision"]["sea"] == 6
     even = {"sea": 4, "rail": 3, "road": 3}
     body = {"contexts": CONTEXTS, "alternatives": [{"name": "even", "decision": even}, {"decision": {"sea": 5}}]}
-    judged = answered(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=body))
+    judged = check_json(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=body))
     assert len(judged["evaluations"]) == 2
 
 
@@ -98,14 +107,14 @@ def test_cvar_is_minimised_over_scenarios(client: TestClient, posterior: Json) -
 
 def test_an_updated_posterior_keeps_its_loss(client: TestClient, posterior: Json) -> None:
     path = f"/v1/datasets/{posterior['dataset_id']}/rows"
-    answered(client.post(path, json={"rows": days(60, seed=1)}), 201)
+    check_json(client.post(path, json={"rows": days(60, seed=1)}), 201)
     options = {"posterior_id": posterior["id"], "as_prior": True}
     job = create_job(
         client, problem_id=posterior["problem_id"], dataset_id=posterior["dataset_id"], from_posterior=options
     )
     done = learn(client, job["id"])
     assert done["state"] == "succeeded", done["error"]
-    later = answered(client.get(f"/v1/posteriors/{done['posterior_id']}"))
+    later = check_json(client.get(f"/v1/posteriors/{done['posterior_id']}"))
     assert (later["loss"], later["description"]["family"]) == ("spo_plus", "matrix_gaussian")
 
 
@@ -117,7 +126,7 @@ def test_an_imported_posterior_makes_the_same_decisions(client: TestClient, post
         migrate(get_settings().sqlalchemy_url)
         portable.import_(path, DEFAULT_WORKSPACE)
         with TestClient(create_app()) as other:
-            (row,) = answered(other.get("/v1/posteriors"))["items"]
-            there = answered(other.get(f"/v1/posteriors/{row['id']}"))
+            (row,) = check_json(other.get("/v1/posteriors"))["items"]
+            there = check_json(other.get(f"/v1/posteriors/{row['id']}"))
             assert there["loss"] == "spo_plus"
             assert prescribe(other, row["id"], contexts=CONTEXTS)["prescriptions"] == here

@@ -29,9 +29,9 @@ from tests.support.journey import (
     FUND,
     QUICK,
     Json,
-    answered,
+    check_json,
     create_dataset,
-    learned,
+    learn_posterior,
     months,
     without_id,
 )
@@ -41,25 +41,25 @@ from tests.support.processes import is_alive
 
 @pytest.fixture(scope="module")
 def bakery(client: TestClient) -> Json:
-    return learned(client)
+    return learn_posterior(client)
 
 
 @pytest.fixture(scope="module")
 def fund(client: TestClient) -> Json:
     spec = {"kind": "mean_variance_portfolio", "assets": FUND["assets"], "covariance": FUND["covariance"]}
-    problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)
     dataset = create_dataset(client, outcomes=ASSETS, rows=months())
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
+    return learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
 
 
 @pytest.fixture(scope="module")
 def split(client: TestClient) -> Json:
     """A small market split that is solved at once."""
     spec = market_split(rows=2, columns=8)
-    problem = answered(client.post("/v1/problems", json={"name": "split", "spec": spec}), 201)
+    problem = check_json(client.post("/v1/problems", json={"name": "split", "spec": spec}), 201)
     rows = [{"hour": float(hour), "shift": float(hour % 5)} for hour in range(40)]
     dataset = create_dataset(client, outcomes=["shift"], rows=rows)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
+    return learn_posterior(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
 
 
 @pytest.fixture
@@ -132,37 +132,37 @@ def test_decisions_of_solver_processes_are_counted(client: TestClient, bakery: J
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     before = decision_count()
-    answered(post_prescribe(client, bakery, CONTEXTS[:5]))
+    check_json(post_prescribe(client, bakery, CONTEXTS[:5]))
     assert decision_count() == before + 5
 
 
 def test_a_solver_process_that_dies_is_replaced(client: TestClient, bakery: Json, solver_processes: Solvers) -> None:
-    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    check_json(post_prescribe(client, bakery, CONTEXTS[:1]))
     before = solver_processes.pids()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     wait_until("the processes are dead", lambda: not any(is_alive(psutil.Process(pid)) for pid in before))
-    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    check_json(post_prescribe(client, bakery, CONTEXTS[:1]))
     assert solver_processes.pids()
     assert not set(before) & set(solver_processes.pids())
 
 
 def test_a_template_that_dies_is_replaced(client: TestClient, bakery: Json, solver_processes: Solvers) -> None:
-    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    check_json(post_prescribe(client, bakery, CONTEXTS[:1]))
     template = solver_processes.start()
     template._process.kill()
     wait_until("it is gone", lambda: not template.alive)
     wait_until("another is ready", lambda: solver_processes.start().ready)
-    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    check_json(post_prescribe(client, bakery, CONTEXTS[:1]))
 
 
 def test_calls_for_one_problem_reuse_its_solver_process(
     client: TestClient, bakery: Json, solver_processes: Solvers
 ) -> None:
-    answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+    check_json(post_prescribe(client, bakery, CONTEXTS[:1]))
     before = sorted(solver_processes.pids())
     for _ in range(3):
-        answered(post_prescribe(client, bakery, CONTEXTS[:1]))
+        check_json(post_prescribe(client, bakery, CONTEXTS[:1]))
     assert sorted(solver_processes.pids()) == before
 
 
@@ -188,7 +188,7 @@ def test_large_problems_are_checked_in_a_solver_process(
 ) -> None:
     monkeypatch.setattr(check, "LARGE", 0)
     spec = market_split(rows=2, columns=8)
-    answered(client.post("/v1/problems", json={"name": "split", "spec": spec}), 201)
+    check_json(client.post("/v1/problems", json={"name": "split", "spec": spec}), 201)
     spec["recourse"] = spec["recourse"][:2]
     for row in spec["rows"]:
         row["recourse"] = {name: value for name, value in row["recourse"].items() if name.startswith("missing")}

@@ -30,7 +30,7 @@ from app.jobs import service as jobs
 from app.keys import service as keys
 from app.webhooks import addresses, delivery, service
 from app.webhooks.addresses import AddressNotAllowed
-from tests.support.journey import Json, answered, create_job
+from tests.support.journey import Json, check_json, create_job
 from tests.support.polling import wait_until
 
 Settings = Callable[..., None]
@@ -116,15 +116,15 @@ def delivery_thread(allow_local_hooks: None, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def secret(client: TestClient) -> str:
-    return str(answered(client.post("/v1/webhooks/secret"), 201)["secret"])
+    return str(check_json(client.post("/v1/webhooks/secret"), 201)["secret"])
 
 
 def create_webhook(client: TestClient, url: str, **more: Any) -> Json:
-    return answered(client.post("/v1/webhooks", json={"url": url, **more}), 201)
+    return check_json(client.post("/v1/webhooks", json={"url": url, **more}), 201)
 
 
 def deliveries(client: TestClient, hook: Json) -> list[Json]:
-    items: list[Json] = answered(client.get(f"/v1/webhooks/{hook['id']}/deliveries"))["items"]
+    items: list[Json] = check_json(client.get(f"/v1/webhooks/{hook['id']}/deliveries"))["items"]
     return items
 
 
@@ -145,7 +145,7 @@ def test_an_ended_job_sends_one_signed_event_of_its_type(
     hook = create_webhook(client, receiver.url, events=["job.cancelled"])
     ignored = create_webhook(client, receiver.url, events=["job.failed"])
     job = create_job(client)
-    answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
+    check_json(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
     wait_until("it is delivered", lambda: deliveries(client, hook)[0]["state"] == "delivered")
     ((headers, body),) = receiver.seen
     assert is_signed(headers, body, secret)
@@ -163,7 +163,7 @@ def test_a_failed_delivery_is_retried_with_the_same_id(
 ) -> None:
     receiver.statuses = [500, 302]
     hook = create_webhook(client, receiver.url)
-    answered(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
+    check_json(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
     wait_until("it is delivered", lambda: deliveries(client, hook)[0]["state"] == "delivered")
     (found,) = deliveries(client, hook)
     assert (found["attempts"], found["status"], found["error"], found["next_at"]) == (3, 204, None, None)
@@ -177,7 +177,7 @@ def test_a_delivery_fails_after_its_last_attempt(
 ) -> None:
     receiver.statuses = list(statuses)
     hook = create_webhook(client, receiver.url)
-    answered(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
+    check_json(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
     wait_until("the delivery has failed", lambda: deliveries(client, hook)[0]["state"] == "failed")
     (found,) = deliveries(client, hook)
     assert found["attempts"] == attempts
@@ -192,15 +192,15 @@ def test_a_slow_receiver_does_not_delay_others(
     receiver.pause = 20.0
     slow = create_webhook(client, receiver.url)
     for _ in range(2 * delivery.AT_ONCE):
-        answered(client.post(f"/v1/webhooks/{slow['id']}/ping"), 202)
+        check_json(client.post(f"/v1/webhooks/{slow['id']}/ping"), 202)
     wait_until("it is busy", lambda: len(receiver.seen) >= delivery.AT_ONCE_A_WORKSPACE)
     other = Receiver()
     threading.Thread(target=other.serve_forever, daemon=True).start()
     _, key = keys.create("test", "elsewhere", ["admin", "read", "train"], None)
     theirs = {"Authorization": f"Bearer {key}"}
-    answered(client.post("/v1/webhooks/secret", headers=theirs), 201)
-    hook = answered(client.post("/v1/webhooks", json={"url": other.url}, headers=theirs), 201)
-    answered(client.post(f"/v1/webhooks/{hook['id']}/ping", headers=theirs), 202)
+    check_json(client.post("/v1/webhooks/secret", headers=theirs), 201)
+    hook = check_json(client.post("/v1/webhooks", json={"url": other.url}, headers=theirs), 201)
+    check_json(client.post(f"/v1/webhooks/{hook['id']}/ping", headers=theirs), 202)
     wait_until("the other receives it", lambda: bool(other.seen))
     assert len(receiver.seen) == delivery.AT_ONCE_A_WORKSPACE
     assert client.delete(f"/v1/webhooks/{slow['id']}", headers=theirs).status_code == 404
@@ -217,7 +217,7 @@ def test_a_receiver_that_answers_byte_by_byte_is_cut_off(
     server = SlowByteServer(("127.0.0.1", 0), socketserver.BaseRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     hook = create_webhook(client, f"http://127.0.0.1:{server.server_address[1]}/")
-    answered(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
+    check_json(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
     wait_until("an attempt has failed", lambda: deliveries(client, hook)[0]["error"] is not None)
     assert deliveries(client, hook)[0]["error"] == "there was no answer within 0.5 s"
     server.shutdown()
@@ -229,7 +229,7 @@ def test_two_workers_take_a_delivery_once(client: TestClient, allow_local_hooks:
         session.execute(sa.delete(DeliveryRow))
     hook = create_webhook(client, "http://127.0.0.1:9/")
     for _ in range(delivery.AT_ONCE_A_WORKSPACE):
-        answered(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
+        check_json(client.post(f"/v1/webhooks/{hook['id']}/ping"), 202)
     taken: list[str] = []
 
     def take() -> None:
@@ -253,7 +253,7 @@ def test_two_workers_take_a_delivery_once(client: TestClient, allow_local_hooks:
 
 
 def test_the_former_secret_also_signs_for_a_day(client: TestClient, secret: str) -> None:
-    second = answered(client.post("/v1/webhooks/secret"), 201)
+    second = check_json(client.post("/v1/webhooks/secret"), 201)
     assert second["signs_with_former_until"] is not None
     with transaction() as session:
         both = service.secrets_of(session, "default")
@@ -301,7 +301,7 @@ def test_urls_that_are_not_allowed_are_refused(
     client: TestClient, settings: Settings, secret: str, url: str, words: str
 ) -> None:
     settings(webhook_hosts="hooks.example, *.below.example, other.example:8443")
-    answer = answered(client.post("/v1/webhooks", json={"url": url}), 422)
+    answer = check_json(client.post("/v1/webhooks", json={"url": url}), 422)
     assert words in answer["errors"][0]["detail"]
     assert answer["errors"][0]["pointer"] == "#/url"
 
@@ -365,7 +365,7 @@ def test_plain_http_is_allowed_for_listed_networks_only(settings: Settings, monk
 
 
 def test_without_allowed_hosts_webhooks_are_refused(client: TestClient, secret: str) -> None:
-    answer = answered(client.post("/v1/webhooks", json={"url": "https://hooks.example/"}), 422)
+    answer = check_json(client.post("/v1/webhooks", json={"url": "https://hooks.example/"}), 422)
     assert "BCO_WEBHOOK_HOSTS" in answer["errors"][0]["detail"]
 
 
@@ -377,21 +377,23 @@ def test_webhooks_belong_to_a_workspace_and_need_the_admin_scope(client: TestCli
     _, admin = keys.create("test", "other", ["read", "admin"], None)
     reader, owner = ({"Authorization": f"Bearer {key}"} for key in (reads, admin))
     body = {"url": "http://127.0.0.1:9/"}
-    assert answered(client.post("/v1/webhooks", json=body, headers=reader), 403)
-    assert answered(client.post("/v1/webhooks/secret", headers=reader), 403)
-    assert "POST /v1/webhooks/secret" in answered(client.post("/v1/webhooks", json=body, headers=owner), 409)["detail"]
-    answered(client.post("/v1/webhooks/secret", headers=owner), 201)
-    hook = answered(client.post("/v1/webhooks", json=body, headers=owner), 201)
-    assert answered(client.get("/v1/webhooks", headers=reader))["items"] == [hook]
+    assert check_json(client.post("/v1/webhooks", json=body, headers=reader), 403)
+    assert check_json(client.post("/v1/webhooks/secret", headers=reader), 403)
+    assert (
+        "POST /v1/webhooks/secret" in check_json(client.post("/v1/webhooks", json=body, headers=owner), 409)["detail"]
+    )
+    check_json(client.post("/v1/webhooks/secret", headers=owner), 201)
+    hook = check_json(client.post("/v1/webhooks", json=body, headers=owner), 201)
+    assert check_json(client.get("/v1/webhooks", headers=reader))["items"] == [hook]
     _, stranger = keys.create("test", "third", ["read", "admin"], None)
     theirs = {"Authorization": f"Bearer {stranger}"}
     for path in ("", "/deliveries"):
-        answered(client.get(f"/v1/webhooks/{hook['id']}{path}", headers=theirs), 404)
-    answered(client.post(f"/v1/webhooks/{hook['id']}/ping", headers=theirs), 404)
-    answered(client.delete(f"/v1/webhooks/{hook['id']}", headers=theirs), 404)
+        check_json(client.get(f"/v1/webhooks/{hook['id']}{path}", headers=theirs), 404)
+    check_json(client.post(f"/v1/webhooks/{hook['id']}/ping", headers=theirs), 404)
+    check_json(client.delete(f"/v1/webhooks/{hook['id']}", headers=theirs), 404)
     for _ in range(service.MOST - 1):
-        answered(client.post("/v1/webhooks", json=body, headers=owner), 201)
-    assert "at most" in answered(client.post("/v1/webhooks", json=body, headers=owner), 409)["detail"]
+        check_json(client.post("/v1/webhooks", json=body, headers=owner), 201)
+    assert "at most" in check_json(client.post("/v1/webhooks", json=body, headers=owner), 409)["detail"]
 
 
 # real processes
