@@ -367,7 +367,7 @@ def wide_model(rows: int) -> Spec:
 
 @pytest.mark.slow
 def test_thousands_of_rows_are_built_and_solved_in_bounded_time() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     spec = wide_model(8000)
     problem = build(spec)
     outcomes, _ = draw_outcomes(spec, 5)
@@ -376,7 +376,7 @@ def test_thousands_of_rows_are_built_and_solved_in_bounded_time() -> None:
     small = wide_model(80)
     value = build(small).prescribe(outcomes[None], equal(5)).objective.item()
     assert value > 0
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
 
 
 def test_scenarios_beyond_the_size_limit_are_dropped_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:

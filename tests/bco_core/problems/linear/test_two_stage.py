@@ -199,12 +199,12 @@ def test_results_cut_off_by_a_time_limit_are_reported() -> None:
 def test_a_time_limit_stops_the_cuts_with_the_best_decision_so_far() -> None:
     problem, outcomes = shipment_problem(), demands(1, 20_000, 12, level=20)
     weights = equal(20_000)
-    began = time.monotonic()
+    began = time.process_time()
     whole = problem.prescribe(outcomes, weights)
-    seconds = time.monotonic() - began
-    began = time.monotonic()
+    seconds = time.process_time() - began
+    began = time.process_time()
     found = problem.prescribe(outcomes, weights, time_limit_seconds=0.3 * seconds)
-    assert time.monotonic() - began < 0.8 * seconds
+    assert time.process_time() - began < 0.8 * seconds
     assert (whole.status, found.status, found.solvers) == ([Status.OPTIMAL], [Status.TIME_LIMIT], whole.solvers)
     assert "time limit" in found.reasons[0]
     cost = problem.cost(found.decisions[:, None], outcomes).mean().item()
