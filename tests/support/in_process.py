@@ -11,7 +11,7 @@ from app import solving
 from app.db.engine import get_engine
 from app.jobs.queue import client as job_client
 from app.settings import Settings, get_settings
-from tests.support.shared_template import ForkedTemplate
+from tests.support.shared_template import ForkedTemplate, first_template
 
 DATABASES = ("sqlite", "postgresql")
 
@@ -35,6 +35,8 @@ def forget_caches() -> None:
 @contextmanager
 def service_on(url: str, **environment: str) -> Iterator[None]:
     """Connect the application in this process to a database, with optional settings."""
+    # Otherwise the first request that needs a solver process would wait for its imports, and time out.
+    first_template()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solving, "Template", ForkedTemplate)
         for name in Settings.model_fields:

@@ -32,7 +32,7 @@ class ForkedTemplate(Template):
         with theirs:
             environment = os.environ | {"PYTHONSAFEPATH": "1"} | variables
             environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
-            self._process: Any = _first().fork(theirs, environment, int(arguments[0]))
+            self._process: Any = first_template().fork(theirs, environment, int(arguments[0]))
         self._lock = threading.Lock()
         self._ready = False
 
@@ -59,7 +59,7 @@ class _Process:
 
 
 class _First:
-    """The process that all templates are forked from. It ends with this one."""
+    """The process that all templates are forked from, warmed up. It ends with this one."""
 
     def __init__(self) -> None:
         self._orders, theirs = socket.socketpair()
@@ -69,6 +69,7 @@ class _First:
             environment = os.environ | {"PYTHONPATH": ROOT, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, start_new_session=True)
         atexit.register(self.close)
+        receive(self._orders)
 
     @property
     def alive(self) -> bool:
@@ -96,8 +97,8 @@ _running: list[_First] = []
 _starting = threading.Lock()
 
 
-def _first() -> _First:
-    """Return the process that templates are forked from; start another if it has died."""
+def first_template() -> _First:
+    """Return the process that templates are forked from; start one and wait for it if there is none."""
     with _starting:
         if not _running or not _running[-1].alive:
             _running.append(_First())
@@ -115,6 +116,7 @@ def main() -> None:
     torch.set_num_threads(1)
     solver.warm_up()
     orders = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    send(orders, {"ready": True})
     while True:
         order, _ = receive(orders)
         _, (control, *_), _, _ = socket.recv_fds(orders, 1, 1)
