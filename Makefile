@@ -32,7 +32,7 @@ browser:  # pages are tested in a real browser: Debian's, installed here if miss
 	@command -v chromium chromium-browser google-chrome > /dev/null || { echo "set-up: installing chromium" ; apt-get update -q && apt-get install -y -q chromium; } > /dev/null 2>&1 \
 	  || echo "chromium is missing and cannot be installed: browser tests are skipped."
 
-test: kernels browser  ## the first tier: every feature, on SQLite, in minutes
+test: kernels browser  ## the first tier: every feature, in minutes
 	@echo "tests, first tier: every feature; 'make test-all' runs the rest"
 	@$(PYTEST)
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -149,6 +150,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _no_closed_log_streams() -> Iterator[None]:
+    """A command that ran within a test logs to that test's stderr; later lines must not go there."""
+    yield
+    for handler in [*logging.root.handlers]:
+        if isinstance(handler, logging.StreamHandler) and getattr(handler.stream, "closed", False):
+            logging.root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,6 @@ class Collector(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
 
 
-@pytest.mark.slow
 def test_a_request_is_traced_to_the_collector(tmp_path: Path) -> None:
     collector, port = Collector(), free_port()
     threading.Thread(target=collector.serve_forever, daemon=True).start()

@@ -48,7 +48,6 @@ def ids(service: Service) -> dict[str, str]:
     return {"dataset": dataset["id"], "problem": problem["id"], "posterior": job["posterior_id"]}
 
 
-@pytest.mark.slow
 def test_a_backtest_is_started_watched_and_read(
     page: Page, service: Service, ids: dict[str, str], watch: Watch
 ) -> None:

@@ -49,7 +49,6 @@ DROP = """([text, name]) => {
 }"""
 
 
-@pytest.mark.slow
 def test_a_file_is_dropped_corrected_and_saved(page: Page, watch: Watch) -> None:
     watch.expected.append("422")
     page.goto("/datasets")
@@ -87,7 +86,6 @@ def test_a_file_is_dropped_corrected_and_saved(page: Page, watch: Watch) -> None
     expect(page.locator(".verdict")).to_contain_text("2 days ahead")
 
 
-@pytest.mark.slow
 def test_a_data_set_shows_its_charts_gaps_and_series(page: Page, file: Path) -> None:
     upload(page, file, "shops to look at")
     expect(page.locator(".u-over")).to_have_count(1)

@@ -68,7 +68,6 @@ def test_the_item_table_is_validated_while_typing(page: Page) -> None:
     check_accessibility(page)
 
 
-@pytest.mark.slow
 def test_a_model_as_text_shows_where_it_is_invalid(page: Page, watch: Watch) -> None:
     page.goto("/problems/new?kind=linear")
     check, text = page.locator("#check"), page.get_by_label("Specification")
@@ -93,7 +92,6 @@ def test_a_model_as_text_shows_where_it_is_invalid(page: Page, watch: Watch) -> 
     take_screenshots(page, "problem-linear")
 
 
-@pytest.mark.slow
 def test_a_job_is_corrected_started_and_watched_to_its_end(page: Page, watch: Watch, bakery: dict[str, str]) -> None:
     page.goto(f"/problems/{bakery['problem']}")
     page.get_by_role("link", name="Train", exact=True).click()

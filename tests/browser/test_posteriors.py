@@ -65,7 +65,6 @@ def wait_for_parts(page: Page) -> None:
     expect(page.locator("[data-chart] canvas")).to_have_count(plots.count(), timeout=60_000)
 
 
-@pytest.mark.slow
 def test_a_posterior_shows_its_verdict_drivers_and_drift(page: Page, learned: dict[str, str], service: Service) -> None:
     page.goto("/posteriors")
     check_accessibility(page)

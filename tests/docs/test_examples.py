@@ -191,8 +191,7 @@ def test_json_values_are_valid_for_their_models(block: Block) -> None:
     MODELS[block.mark].validate_python(json.loads(block.text))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python", "")])
+@pytest.mark.parametrize("page", readme_first([name for name in NAMES if blocks(name, "python", "")]))
 def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
     """Run them in their own process, as a reader would."""
     program = tmp_path / "program.py"

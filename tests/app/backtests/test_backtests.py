@@ -361,7 +361,6 @@ def write_files(tmp_path: Path, rows: list[Json]) -> list[str]:
     ]
 
 
-@pytest.mark.slow
 def test_the_command_reports_the_same_as_the_job(client: TestClient, tmp_path: Path) -> None:
     job = run_backtest(client, backtest_body(create_shop(client)))
     arguments = [*write_files(tmp_path, days()), "--splits", "3", "--actual-decision", "sold=stocked"]

@@ -107,7 +107,6 @@ def api(tmp_path: Path) -> Iterator[ApiProcesses]:
         kill(started)
 
 
-@pytest.mark.slow
 def test_two_processes_act_as_one_service(api: ApiProcesses, tmp_path: Path) -> None:
     calls = api.reach_both()
     answered = 'bco_requests_total{method="POST",route="/v1/posteriors/{posterior_id}/prescribe",status="200"}'

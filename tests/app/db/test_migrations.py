@@ -21,6 +21,9 @@ from app.db.tables import Base
 from app.jobs.kinds.learn import LearnRequest
 from app.settings import Settings
 
+# This module depends on the database's own SQL.
+pytestmark = pytest.mark.both_databases
+
 OURS = set(Base.metadata.tables)
 
 

@@ -26,6 +26,9 @@ from app.main import create_app
 from app.problems import check as problems
 from tests.support.journey import OUTCOMES, QUICK, ROWS, Json, check_json, counts, create_dataset, create_problem, learn
 
+# This module depends on the database's own SQL.
+pytestmark = pytest.mark.both_databases
+
 CSV = as_csv(bakery_rows(60)).encode()
 
 

@@ -33,6 +33,9 @@ from tests.support.journey import (
     learn_posterior,
 )
 
+# This module depends on the database's own SQL.
+pytestmark = pytest.mark.both_databases
+
 OTHER = "other"
 
 

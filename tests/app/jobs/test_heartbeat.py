@@ -24,6 +24,9 @@ from tests.support.in_process import DATABASES, service_on
 from tests.support.polling import wait_until, within
 from tests.support.processes import ROOT, is_computing, prepare, read, submit, wait_for_job
 
+# This module depends on the database's own SQL.
+pytestmark = pytest.mark.both_databases
+
 # The smallest allowed value; a worker without heartbeats counts as dead after four times this.
 DEADLINE = 2.0
 HELD_UP = Path(ROOT) / "tests/support/blocked_worker.py"

@@ -55,7 +55,6 @@ def test_an_idle_worker_uses_hardly_any_cpu(worker: Part) -> None:
     assert min(used(SECONDS) for _ in range(3)) < 0.025
 
 
-@pytest.mark.slow
 def test_an_idle_worker_starts_a_job_at_once(worker: Part, own_database: str) -> None:
     with service_on(own_database), TestClient(create_app()) as client:
         waits = []

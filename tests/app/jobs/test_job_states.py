@@ -32,6 +32,9 @@ from tests.support.journey import (
     store_function_for,
 )
 
+# This module depends on the database's own SQL.
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.fixture(scope="module")
 def ids(client: TestClient) -> Json:

@@ -29,6 +29,9 @@ from tests.app.datasets.test_histories import context, learned_from, shop_rows, 
 from tests.app.problems.test_two_stage import SHIPMENT, posterior_for
 from tests.support.journey import CONTEXTS, QUICK, Json, check_json, learn_posterior, pages, without_id
 
+# This module depends on the database's own SQL.
+pytestmark = pytest.mark.both_databases
+
 Settings = Callable[..., None]
 
 

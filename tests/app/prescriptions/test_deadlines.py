@@ -124,7 +124,6 @@ def own_api(posteriors: Posteriors, tmp_path: Path) -> Iterator[Api]:
         yield running
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_hard_search_returns_the_best_decision_found_in_its_time(api: Api, policy: str) -> None:
     # On a busy machine a search may get no processor for its whole second.

@@ -168,7 +168,7 @@ def spec_with(**changes: Any) -> Json:
 ROW: Json = SPEC["rows"][0]
 BAD: dict[str, tuple[Json, str, str]] = {
     "unknown name": (spec_with(rows=[ROW | {"outcomes": {"loads": 1}}]), "#/spec/rows/0/outcomes/loads", "this name"),
-    "same name": (spec_with(outcomes=[{"name": "load"}] * 2), "#/spec/outcomes/1/name", "different"),
+    "same name": (spec_with(outcomes=[{"name": "load"}] * 2), "#/spec/outcomes/1/name", "unique"),
     "sense": (spec_with(rows=[ROW | {"sense": "<"}]), "#/spec/rows/0/sense", "<="),
     "bounds": (
         spec_with(decisions=[{"name": "small", "cost": 1, "minimum": 3, "maximum": 2}], rows=[ROW | {"decisions": {}}]),
