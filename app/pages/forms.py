@@ -76,13 +76,13 @@ def parse_number(text: str) -> int | float | str:
     return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
-async def read_upload(form: FormData, name: str = "file") -> tuple[str, bytes]:
-    """Return the name and the content of an uploaded file."""
-    file = form.get(name)
+async def read_upload(form: FormData) -> tuple[str, bytes]:
+    """Return the name and the content of the uploaded file."""
+    file = form.get("file")
     content = b""
     if isinstance(file, UploadFile):
         content = await file.read()
         await file.close()
     if not isinstance(file, UploadFile) or not file.filename:
-        raise InvalidRequest.at((name,), "choose a file first")
+        raise InvalidRequest.at(("file",), "choose a file first")
     return file.filename, content

@@ -82,11 +82,9 @@ class JobFormView:
     wrong: dict[str, str] = field(default_factory=dict)
 
 
-def empty_form(problem: str, dataset: str, name: str = "") -> JobFormView:
+def empty_form(problem: str, dataset: str) -> JobFormView:
     """Return the form with defaults."""
-    return _job_form(
-        dict.fromkeys(FIELDS, "") | DEFAULTS | {"problem_id": problem, "dataset_id": dataset, "name": name}
-    )
+    return _job_form(dict.fromkeys(FIELDS, "") | DEFAULTS | {"problem_id": problem, "dataset_id": dataset})
 
 
 def read_job_form(form: FormData) -> JobFormView:

@@ -153,12 +153,12 @@ def lower_bound(
     return float(duals[used] @ limits + np.where(reduced == 0, 0.0, reduced * ends).sum())
 
 
-def solve_program(program: LinearProgram, limits: Array, time_limit_seconds: float | None = None) -> HighsAnswer:
+def solve_program(program: LinearProgram, limits: Array) -> HighsAnswer:
     """Solve a planner's program with these limits (m,) of its rows."""
     lower = np.where(program.senses >= 0, limits, -np.inf)
     upper = np.where(program.senses <= 0, limits, np.inf)
     matrix = sparse.csr_array(program.matrix)
-    return run(model_of(program.cost, matrix, lower, upper, program.lower, program.upper), time_limit_seconds)
+    return run(model_of(program.cost, matrix, lower, upper, program.lower, program.upper))
 
 
 def dual_feasible_basis(form: LinearForm) -> NDArray[np.int64]:

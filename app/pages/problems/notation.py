@@ -81,18 +81,18 @@ def terms_of(value: Any) -> list[tuple[float, Markup]]:
     return result
 
 
-def signed_sum(terms: Sequence[tuple[float, Markup]], most: int = TERMS) -> Markup:
+def signed_sum(terms: Sequence[tuple[float, Markup]]) -> Markup:
     """Render ``2 a − b + …`` from factors and names; a name may be empty."""
     if not terms:
         return Markup("0")
     written: list[Markup] = []
-    for place, (factor, what) in enumerate(terms[:most]):
+    for place, (factor, what) in enumerate(terms[:TERMS]):
         size = abs(factor)
         sign = (MINUS if factor < 0 else "") if place == 0 else (f" {MINUS} " if factor < 0 else " + ")
         shown = escape(number(size)) if not what else what if size == 1 else Markup("{} {}").format(number(size), what)
         written.append(Markup('{}<span class="part">{}</span>').format(sign, shown))
-    if len(terms) > most:
-        written.append(Markup(' + … <span class="muted">({} more)</span>').format(f"{len(terms) - most:,}"))
+    if len(terms) > TERMS:
+        written.append(Markup(' + … <span class="muted">({} more)</span>').format(f"{len(terms) - TERMS:,}"))
     return join(written)
 
 
@@ -119,10 +119,10 @@ def weighted_terms(coefficients: Mapping[str, Any], role: str) -> list[tuple[flo
     return result
 
 
-def few(names: Sequence[str], role: str, most: int = NAMES) -> Markup:
+def few(names: Sequence[str], role: str) -> Markup:
     """Render the first names of a list."""
-    shown = join([named(name, role) for name in names[:most]], ", ")
-    return shown if len(names) <= most else shown + Markup(" … ({} in all)").format(f"{len(names):,}")
+    shown = join([named(name, role) for name in names[:NAMES]], ", ")
+    return shown if len(names) <= NAMES else shown + Markup(" … ({} in all)").format(f"{len(names):,}")
 
 
 def bounds(variables: Sequence[Mapping[str, Any]], role: str) -> list[FormulaView]:
