@@ -49,7 +49,7 @@ from bco_client.records import (
     ProblemRecord,
     ReproduceReply,
 )
-from bco_client.steps import RetryOptions
+from bco_client.retries import RetryOptions
 from bco_client.webhooks import verify_webhook
 
 __all__ = [

@@ -18,7 +18,8 @@ import httpx
 from bco_client.operations import aliases, datasets, jobs, posteriors, prescriptions, problems, workflows
 from bco_client.progress import make_bar
 from bco_client.records import PosteriorRecord
-from bco_client.steps import HttpRequest, JobProgress, Pause, RetryOptions, Steps, with_retries
+from bco_client.retries import RetryOptions, with_retries
+from bco_client.steps import HttpRequest, JobProgress, Pause, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")

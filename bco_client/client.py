@@ -20,7 +20,8 @@ from bco_client.base_client import (
 from bco_client.operations import posteriors, workflows
 from bco_client.options import PrescribeArguments
 from bco_client.records import ContextPrescription, DriftRecord, EvaluationRecord, PosteriorRecord
-from bco_client.steps import HttpRequest, Pause, RetryOptions, Steps
+from bco_client.retries import RetryOptions
+from bco_client.steps import HttpRequest, Pause, Steps
 from bco_client.tables import F, Row, Rows, Table
 
 T = TypeVar("T")

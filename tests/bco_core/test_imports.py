@@ -75,7 +75,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "bco_client": [
         {"errors", "options", "to_json"},
         {"records", "webhooks"},
-        {"job_errors", "models", "progress", "steps", "tables"},
+        {"job_errors", "models", "progress", "retries", "steps", "tables"},
         {"operations"},
         {"base_client"},
         {"aio", "client"},
