@@ -401,7 +401,7 @@ UPLOADS = {
     "text among numbers": Case(file(f"x,demand\n1,2\n{SECRET},3\n4,5\n"), pointer="#/file", says="line 3, column 'x'"),
     "text as outcome": Case(file(f"x,demand\n1,2\n2,{SECRET}\n"), pointer="#/file", says="line 3, column 'demand'"),
     "commas that may mean two things": Case(
-        file("x;demand\n1;2,500\n2;3,500\n"), pointer="#/file", says="line 2, column 'demand': '2,500' may have"
+        file("x;demand\n1;2,500\n2;3,500\n"), pointer="#/file", says="line 2, column 'demand': '2,500' is ambiguous"
     ),
     "digits with underscores": Case(file("x,demand\n1,2\n1_000,3\n2,4\n"), pointer="#/file", says="line 3"),
     "nan": Case(file("x,demand\n1,2\nnan,3\n"), pointer="#/file", says="line 3, column 'x'.*finite"),

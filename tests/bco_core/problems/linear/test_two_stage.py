@@ -308,7 +308,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str | int, ...], str]] = {
     "no decisions": (with_changes(decisions=[]), ("decisions",), "empty"),
     "no rows": (with_changes(rows=[]), ("rows",), "empty"),
     "no name": (with_changes(recourse=[{"cost": 1}]), ("recourse", 0, "name"), "names"),
-    "a name twice": (with_changes(outcomes=[{"name": "y"}] * 2), ("outcomes", 1, "name"), "different"),
+    "a name twice": (with_changes(outcomes=[{"name": "y"}] * 2), ("outcomes", 1, "name"), "unique"),
     "an unknown recourse": (
         with_changes(rows=[ROW | {"recourse": {"w": 1}}]),
         ("rows", 0, "recourse", "w"),

@@ -72,7 +72,7 @@ def test_decisions_are_named_by_agent_and_task() -> None:
         ({"forbidden": [["ann", "roof"]], "costs": {"ann": {"roof": 1}}}, ("costs", "ann", "roof"), "forbidden"),
         ({"capacities": {"ann": -1}}, ("capacities", "ann"), "at least 0"),
         ({"capacities": {"ann": 0, "bob": 0}}, ("capacities",), "no agent can do a task"),
-        ({"capacities": {"ann": 0.5}}, ("capacities", "ann"), "whole"),
+        ({"capacities": {"ann": 0.5}}, ("capacities", "ann"), "integer"),
         ({"agents": ["a", "a to b"], "tasks": ["b to c", "c"]}, ("agents", 1), "'a to b to c' would be the name"),
     ],
 )

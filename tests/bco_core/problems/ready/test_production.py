@@ -143,7 +143,7 @@ def test_integer_products_are_made_in_whole_units() -> None:
             {"blend_of": ["oil"], "qualities": {"octane": {"minimum": 1}}},
             {},
             ("ingredients", 0, "qualities"),
-            "limit of octane",
+            "limits octane",
         ),
         ({"minimum": 4, "maximum": 3}, {}, ("products", 0, "maximum"), "below the minimum"),
         ({"unlimited_demand": True, "price": "spot"}, {}, ("products", 0, "unlimited_demand"), "nothing limits"),

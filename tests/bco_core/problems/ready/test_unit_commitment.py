@@ -168,7 +168,7 @@ def test_decisions_are_named_by_unit_and_hour() -> None:
     ("unit", "others", "where", "words"),
     [
         ({}, {"hours": 0}, ("hours",), "at least 1"),
-        ({}, {"hours": 1.5}, ("hours",), "whole number"),
+        ({}, {"hours": 1.5}, ("hours",), "integer"),
         ({}, {"demand": [1.0]}, ("demand",), "each of the 2 hours"),
         ({}, {"shedding_cost": None}, ("shedding_cost",), "finite number"),
         ({"minimum_output": 6}, {}, ("units", 0, "minimum_output"), "above the maximum"),
