@@ -70,8 +70,8 @@ def _is_ambiguous(raw: RawTable, name: str, other: list[int], mistakes: Mistakes
     if value is None:
         return False
     sentence = (
-        f"{quote(value)} is ambiguous: its mark may separate decimals or thousands, and no value of '{name}' tells "
-        "which; write numbers with a decimal point and without thousands separators"
+        f"{quote(value)} is ambiguous: its mark may separate decimals or thousands, and no other value of '{name}' "
+        "settles it; write numbers with a decimal point and without thousands separators"
     )
     mistakes.at(other[:1], name, sentence)
     return True

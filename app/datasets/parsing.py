@@ -172,7 +172,7 @@ def as_numbers(column: pa.ChunkedArray | list[Any]) -> tuple[pa.Array, list[int]
 
 
 def ambiguous_number(column: pa.ChunkedArray | list[Any]) -> str | None:
-    """Return a text that may mean two numbers, such as 1,234, if nothing in the column tells which."""
+    """Return a text that stays ambiguous within its column, such as 1,234; None without one."""
     if isinstance(column, list) or not pa.types.is_string(column.type):
         return None
     return read_numbers(pc.unique(pc.utf8_trim_whitespace(column)).drop_null().to_pylist()).ambiguous
