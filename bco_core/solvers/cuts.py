@@ -10,7 +10,8 @@ the master's (the in-out rule of Ben-Ameur and Neto), unless the master's point 
 
 There are two kernels, because sums over scenarios are taken in another order. :func:`minimize` is for scenarios that
 differ by h_k alone, whose first bases come from a :mod:`bco_core.solvers.basis_pool`; :func:`minimize_random` is for
-scenarios with their own costs or technology, whose first bases :mod:`bco_core.solvers.random_recourse` finds.
+scenarios with their own costs or technology, whose first bases :mod:`bco_core.solvers.random_recourse` finds. Both
+solve a scenario by the same lines, written twice: a shared function makes the search a sixth slower.
 
 The duals of every cut are checked against the unperturbed costs, and so are the rays that prove a scenario infeasible.
 The lower bound is therefore proven; it is recomputed at the end. The objective rests on bases without a certificate:
@@ -404,32 +405,6 @@ def _advance(master, used, first, search, best_value, gap, reach, points):  # ty
 
 
 @piece
-def _solve_scenario(matrix, cost, least_cost, k, tolerance, bases, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Compute the duals of one scenario for the right-hand side in the workspace.
-
-    Return OPTIMAL; or FAILED; or INFEASIBLE with the row of B⁻¹ that proves it.
-    """
-    if bases.pivots[k] > _REFRESH:
-        _sharpen_scenario(matrix, bases, k, workspace)
-    status = OPTIMAL
-    moved = 0
-    if not is_optimal(bases.tableaus.inverse[k], workspace.rhs, workspace.size, tolerance, workspace.pivoting.basic):
-        status, moved = continue_dual_simplex(bases.tableaus, k, workspace.size, matrix, tolerance, workspace.pivoting)
-        if status == INFEASIBLE and not proves_infeasible(
-            bases.tableaus.inverse[k, moved], matrix, workspace.rhs, workspace.size, workspace.pivoting
-        ):
-            status = FAILED
-    if status != OPTIMAL:
-        bases.pivots[k] = _NEW
-    elif moved > 0 or bases.pivots[k] == _NEW:
-        bases.pivots[k] = max(bases.pivots[k], 0) + moved
-        set_dual(bases.tableaus.columns[k], bases.tableaus.inverse[k], cost, bases.dual[k])
-        if not dual_feasible(bases.dual[k], matrix, cost, least_cost, workspace.pivoting):
-            status = FAILED
-    return status, moved
-
-
-@piece
 def _sharpen_scenario(matrix, bases, k, workspace):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Remove the rounding of many pivots from a scenario's B⁻¹."""
     rows, count = matrix.shape
@@ -462,9 +437,27 @@ def _solve_shared(scenarios, matrix, point, tolerance, bases, workspace):  # typ
         for i in range(rows):
             workspace.rhs[i] = scenarios.base[k, i] - workspace.first_stage_use[i]
             workspace.size[i] = scenarios.size[k, i] + workspace.first_stage_use_size[i]
-        status, ray = _solve_scenario(matrix, scenarios.cost, scenarios.least_cost, k, tolerance, bases, workspace)
-        if status != OPTIMAL:
-            return status, k, ray
+        if bases.pivots[k] > _REFRESH:
+            _sharpen_scenario(matrix, bases, k, workspace)
+        moved = 0
+        if not is_optimal(
+            bases.tableaus.inverse[k], workspace.rhs, workspace.size, tolerance, workspace.pivoting.basic
+        ):
+            status, moved = continue_dual_simplex(
+                bases.tableaus, k, workspace.size, matrix, tolerance, workspace.pivoting
+            )
+            if status == INFEASIBLE and not proves_infeasible(
+                bases.tableaus.inverse[k, moved], matrix, workspace.rhs, workspace.size, workspace.pivoting
+            ):
+                status = FAILED
+            if status != OPTIMAL:
+                bases.pivots[k] = _NEW
+                return status, k, moved
+        if moved > 0 or bases.pivots[k] == _NEW:
+            bases.pivots[k] = max(bases.pivots[k], 0) + moved
+            set_dual(bases.tableaus.columns[k], bases.tableaus.inverse[k], scenarios.cost, bases.dual[k])
+            if not dual_feasible(bases.dual[k], matrix, scenarios.cost, scenarios.least_cost, workspace.pivoting):
+                return FAILED, k, moved
         total = 0.0
         for i in range(rows):
             total += bases.dual[k, i] * workspace.rhs[i]
@@ -477,11 +470,27 @@ def _solve_random(scenarios, matrix, point, tolerance, bases, workspace):  # typ
     """Compute cost and duals of every scenario at the point, and return what :func:`_solve_shared` returns."""
     for k in range(len(bases.pivots)):
         total = _set_random_rhs(scenarios, k, point, workspace)
-        status, ray = _solve_scenario(
-            matrix, scenarios.cost[k], scenarios.least_cost[k], k, tolerance, bases, workspace
-        )
-        if status != OPTIMAL:
-            return status, k, ray
+        if bases.pivots[k] > _REFRESH:
+            _sharpen_scenario(matrix, bases, k, workspace)
+        moved = 0
+        if not is_optimal(
+            bases.tableaus.inverse[k], workspace.rhs, workspace.size, tolerance, workspace.pivoting.basic
+        ):
+            status, moved = continue_dual_simplex(
+                bases.tableaus, k, workspace.size, matrix, tolerance, workspace.pivoting
+            )
+            if status == INFEASIBLE and not proves_infeasible(
+                bases.tableaus.inverse[k, moved], matrix, workspace.rhs, workspace.size, workspace.pivoting
+            ):
+                status = FAILED
+            if status != OPTIMAL:
+                bases.pivots[k] = _NEW
+                return status, k, moved
+        if moved > 0 or bases.pivots[k] == _NEW:
+            bases.pivots[k] = max(bases.pivots[k], 0) + moved
+            set_dual(bases.tableaus.columns[k], bases.tableaus.inverse[k], scenarios.cost[k], bases.dual[k])
+            if not dual_feasible(bases.dual[k], matrix, scenarios.cost[k], scenarios.least_cost[k], workspace.pivoting):
+                return FAILED, k, moved
         for i in range(len(matrix)):
             total += bases.dual[k, i] * workspace.rhs[i]
         bases.value[k] = total
